@@ -1,7 +1,7 @@
 """strictq's pytest plugin: the fixtures strict_queue, strict_queue_async, strict_clock and strict_machine.
 
-pytest loads this module in every project that has strictq installed. So it lies outside the package, and imports it only in
-a fixture: whoever does not use the fixtures pays nothing, and whoever measures the coverage of strictq sees all of it.
+pytest loads this module in every project that has strictq installed. It is therefore outside the package and imports it only
+in fixtures, so that projects without the fixtures pay nothing, and a measurement of strictq's coverage includes its imports.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MARKER = (
     "config is a strictq.QueueConfig, settings are single settings of one"
 )
 TOLD = pytest.StashKey[set[str]]()
-"""What the terminal is told of fixtures that another plugin has, too."""
+"""Reports of fixtures that another plugin defines as well, for the terminal."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--strictq-disk and strictq_disk."""
+    """Add --strictq-disk and strictq_disk."""
     group = parser.getgroup("strictq")
     group.addoption(
         "--strictq-disk",
@@ -38,12 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 def _clashes(manager: pytest.PytestPluginManager) -> Iterator[str]:
-    """What is said of each fixture of this plugin that another one has as well."""
+    """Yield a report of each fixture of this plugin that another plugin defines as well."""
     ours = globals()
     for other, plugin in manager.list_name_plugin():
         if plugin is None or getattr(plugin, "__dict__", None) is ours or other.endswith("conftest.py"):
@@ -54,10 +54,10 @@ def _clashes(manager: pytest.PytestPluginManager) -> Iterator[str]:
 
 
 def _fixtures(plugin: object) -> Iterator[tuple[str, object]]:
-    """Those that pytest finds in a plugin, which is a module, a class or any object, by the names that tests use."""
+    """Yield the fixtures that pytest finds in a plugin (a module, a class or any object), with the names that tests use."""
     spaces = (plugin,) if isinstance(plugin, ModuleType) else (plugin if isinstance(plugin, type) else type(plugin)).__mro__
     for space in spaces:
-        for attribute, value in list(vars(space).items()):  # and not by getattr, which runs properties
+        for attribute, value in list(vars(space).items()):  # not getattr, which runs properties
             if type(value).__name__ == "FixtureFunctionDefinition":
                 marker = getattr(value, "_fixture_function_marker", None)
             elif isinstance(value, FunctionType):  # pytest before 8.4
@@ -70,7 +70,7 @@ def _fixtures(plugin: object) -> Iterator[tuple[str, object]]:
 
 def _told(name: str, other: str, plugin: object) -> str:
     off = "-p no:strictq (then make a fixture of your own from strictq.testing.open, under another name)"
-    if other == str(id(plugin)):  # pytest's name for an object that was registered without one: no option can tell it
+    if other == str(id(plugin)):  # pytest's name for an object registered without one, which no option accepts
         other = f"an object of {type(plugin).__module__}.{type(plugin).__qualname__}"
         switch = f"Switch strictq's off: {off}"
     else:
@@ -83,12 +83,12 @@ def _told(name: str, other: str, plugin: object) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Under xdist: a test module's pytest_plugins are loaded in the workers alone, so each worker tells the main process."""
+    """Collect the reports of an xdist worker, because only workers load a test module's pytest_plugins."""
     node.config.stash.setdefault(TOLD, set()).update(getattr(node, "workeroutput", {}).get("strictq", ()))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """See which fixtures another plugin has, too: now that test modules have loaded theirs."""
+    """Find fixtures that another plugin defines as well. At the end, because test modules load plugins during the run."""
     found = set(_clashes(session.config.pluginmanager))
     session.config.stash.setdefault(TOLD, set()).update(found)
     if hasattr(session.config, "workeroutput"):
@@ -96,7 +96,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell of such fixtures. Not as a warning: where warnings are errors, it would end the run before the first test."""
+    """Print the reports. A warning would end the run before the first test where warnings are errors."""
     if told := config.stash.get(TOLD, set()):
         terminalreporter.section("strictq", yellow=True)
         for text in sorted(told):
@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def strict_clock() -> FakeClock:
-    """The time of this test's queues: it stands still until the test moves it, with strict_clock.advance(seconds)."""
+    """Provide the clock of this test's queues. It moves only by strict_clock.advance(seconds)."""
     from strictq.testing import FakeClock
 
     return FakeClock()
@@ -113,7 +113,7 @@ def strict_clock() -> FakeClock:
 
 @pytest.fixture
 def strict_machine(strict_clock: FakeClock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A pretended machine, whose processes open queues on disk, crash, and open them again; it can be rebooted."""
+    """Provide a simulated machine, whose processes open queues on disk, crash and reopen them. It can be rebooted."""
     from strictq.testing import Machine
 
     machine = Machine(tmp_path_factory.mktemp("strictq"), strict_clock)
@@ -123,15 +123,15 @@ def strict_machine(strict_clock: FakeClock, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def strict_queue(request: pytest.FixtureRequest, strict_clock: FakeClock) -> Iterator[Queue]:
-    """A new, empty queue with the test's own time: in memory; on disk with --strictq-disk, with the marker strictq(disk=True),
-    or where the test uses strict_machine.
+    """Provide a new, empty queue with the test's clock.
 
+    It is in memory, or on disk with --strictq-disk, with the marker strictq(disk=True) or if the test uses strict_machine.
     @pytest.mark.strictq(max_attempts=2, shards=4) configures it.
     """
     from strictq import testing
 
     given: dict[str, Any] = {}
-    for mark in reversed(list(request.node.iter_markers("strictq"))):  # the closest one last: it wins
+    for mark in reversed(list(request.node.iter_markers("strictq"))):  # the closest marker last, because it takes precedence
         if mark.args:
             raise pytest.UsageError(f"@pytest.mark.strictq takes named arguments only, not {mark.args!r}")
         given.update(mark.kwargs)
@@ -147,7 +147,7 @@ def strict_queue(request: pytest.FixtureRequest, strict_clock: FakeClock) -> Ite
 
 @pytest.fixture
 def strict_queue_async(strict_queue: Queue) -> AsyncQueue:
-    """strict_queue with awaited verbs, open already, for asyncio and trio alike. Not an async fixture: any plugin will do."""
+    """Provide strict_queue as an open AsyncQueue, for asyncio and trio. It is no async fixture, so any async plugin works."""
     from strictq.testing import awaited
 
     return awaited(strict_queue)

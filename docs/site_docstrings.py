@@ -13,10 +13,10 @@ SOURCE = re.compile(r"^Source: docs/(\S+\.md)\s*$", re.MULTILINE)
 
 
 class Sections(griffe.Extension):
-    """Sets sections apart, and makes links of the explanations that docstrings name."""
+    """Separates sections, and links the explanations that docstrings name."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for everything that has a docstring, before it is parsed."""
+        """Rewrite the docstring of an object before it is parsed."""
         if obj.docstring is not None:
             text = SECTION.sub("\n", obj.docstring.value)
             obj.docstring.value = SOURCE.sub(r"More: [\1](../../\1)", text)

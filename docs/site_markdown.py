@@ -23,7 +23,7 @@ FOR_THE_REST = f"{REFERENCE}/values.md"
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Called by mkdocs for each page."""
+    """Rewrite the Markdown of a page. Called by mkdocs."""
     if page.file.src_uri == FOR_THE_REST:
         markdown += "".join(
             f"\n::: strictq.{name}\n"
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
 
 def _unplaced(docs: Path) -> list[str]:
-    """Public names that no page of the reference shows."""
+    """Return the public names that no page of the reference shows."""
     module = ast.parse(
         (docs.parent / "strictq" / "__init__.py").read_text(encoding="utf-8")
     )
@@ -70,7 +70,7 @@ def _unplaced(docs: Path) -> list[str]:
 
 
 def _quote(line: str) -> tuple[str, str]:
-    """The marks of a quotation, and what is quoted."""
+    """Return the quotation marks that begin a line, and the quoted text."""
     quote = QUOTE.match(line)
     assert quote is not None  # it matches the empty string
     return quote[0], line[quote.end() :]

@@ -90,7 +90,7 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.option("--version", is_flag=True, expose_value=False, callback=_version, is_eager=True, help="Print the version and exit.")
 def root() -> None:
-    """A durable message queue with strict order per key, stored in a directory."""
+    """A durable message queue with strict order per key, stored in a directory."""  # noqa: D401 - the help text
     # click calls this after importing the command's modules. They live until exit, so collecting them repeatedly, and again at
     # exit, would take a sixth of the time of a short command.
     if not gc.isenabled():
