@@ -203,7 +203,7 @@ def staging(path: str, job: str, rows: int, files: int, body_bytes: int) -> None
 
 
 def committing(path: str, job: str, files: list[tuple[str, int]]) -> None:
-    """The process where Spark commits: how much memory it takes to make staged rows messages."""
+    """Measure the memory that the process where Spark commits takes to turn staged rows into messages."""
     import strictq
     from strictq._store.api import Token
     from strictq.spark._apply import StagedFile, apply
