@@ -304,7 +304,7 @@ def chain() -> str:
         (c, "C, last replica"),
     ):
         p.box((x - 75, 12), 150, text)
-        p.line((x, 42), (x, 296 if x == a else 516))
+        p.line((x, 42), (x, 316 if x == a else 516))
     steps = [
         (caller, a, "send", False), (a, b, "segment", False), (b, b, "log, fdatasync", False), (b, c, "the same segment", False),
         (c, c, "log, fdatasync", False), (c, b, "confirmed", True), (b, a, "confirmed", True), (a, caller, "returns", True),
@@ -318,7 +318,7 @@ def chain() -> str:
             p.box((start - 70, y - 18), 140, text, height=24)
         else:
             p.arrow((start, y), (end, y), text=text, dashed=dashed)
-    p.box((a - 75, 300), 150, "A is lost")
+    p.box((a - 75, 316), 150, "A is lost")
     return p.svg()
 
 
