@@ -247,7 +247,7 @@ MISTAKES = {
         "not struct<n:int>",
     ),
     "more columns": Mistake(
-        lambda p: p.write("SELECT 'k' AS key, 'b' AS body, 1 AS n"), "the column n is no part of a message", "select"
+        lambda p: p.write("SELECT 'k' AS key, 'b' AS body, 1 AS n"), "the column n is not part of a message", "select"
     ),
     "a key that is NULL": Mistake(
         lambda p: p.write("SELECT CAST(NULL AS STRING) AS key, 'b' AS body"), "column key: NULL in row 1", "keyless"
@@ -259,7 +259,7 @@ MISTAKES = {
     ),
     "overwriting": Mistake(lambda p: p.write(mode="overwrite"), "a queue can't be overwritten", 'use .mode("append")'),
     "no job id": Mistake(lambda p: p.write(jobId=""), "the option jobId is missing", "name this write"),
-    "a job id for other rows": Mistake(twice, "job twice was written with 1 messages, and comes again with 2", "onMismatch"),
+    "a job id for other rows": Mistake(twice, "job twice was written with 1 messages, and is now repeated with 2", "onMismatch"),
     "an INSERT without a job id": Mistake(
         lambda p: inserted(p, "INSERT INTO mistaken (key, body) VALUES ('k', CAST('b' AS BINARY))"),
         "the option jobId is missing",
@@ -281,7 +281,7 @@ MISTAKES = {
     ),
     "all columns of one queue into another": Mistake(
         lambda p: p.sink(p.stream(consumer="copy", path=spare(p))),
-        "the column seq is no part of a message",
+        "the column seq is not part of a message",
         "select only the columns",
     ),
     "the checkpoint of another queue": Mistake(of_another_queue, "the checkpoint is of queue", "the query's own checkpoint"),
