@@ -222,7 +222,7 @@ def test_a_path_that_is_not_utf8_is_refused(path: Path, tmp_path: Path, args: li
     code, out, err = strictq_command(tmp_path, *[a.replace("{q}", str(path)).replace("{odd}", str(odd)) for a in args])
     assert (code, out) == (2, "")
     why, hint = err.splitlines()[-2:]
-    assert why.startswith("strictq: path must be UTF-8, as every name that SQLite opens")
+    assert why.startswith("strictq: path must be valid UTF-8, because SQLite requires it")
     assert hint == "  hint: choose another directory, or rename the files in it to UTF-8 names"
     assert sorted(tmp_path.iterdir()) == before
 

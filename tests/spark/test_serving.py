@@ -513,7 +513,7 @@ def test_a_server_that_can_not_live_is_given_up(
     served = known(server, q, wait_seconds=0.0)
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: "not restarting it" in caplog.text, "the log")
-    assert "did not start: it ended with 3" in caplog.text
+    assert "did not start: it exited with 3" in caplog.text
     with pytest.raises(ServerUnreachable, match="ConnectionRefusedError"):
         list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
 
