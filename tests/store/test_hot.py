@@ -40,6 +40,9 @@ ACTS = [
     *WARM, "nack", "defer", "reject", "hold", "delayed", "dedup", "wait", "transaction", "transact", "at_most_once", "more",
 ]  # fmt: skip
 
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+"""Two in the quick run, six in all."""
+
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +275,7 @@ class Walk:
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("acts", [WARM, ACTS, [*WARM * 4, *ACTS]], ids=["warm", "all", "mixed"])
 def test_every_memory_agrees(queue_path: str, acts: list[str], seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CATCH_UP_MAX", 2_000 if seed % 2 else 3)
@@ -499,7 +502,7 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_interrupts_between_any_two_statements(queue_path: str, seed: int) -> None:
     """After any interrupt, memory is neither ahead of the tables nor behind them."""
     walk = Walk(queue_path, seed, 1)
