@@ -235,10 +235,7 @@ class Holder:
 
 
 def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:
-    """Return the limits of the first n ready shards:
-
-    an even share of the remaining allowance each; None: no allowance is left.
-    """
+    """Return the limits of the first n ready shards, an even share of the remaining allowance each; None: nothing remains."""
     wants: dict[int, Want | None] = {}
     for i, shard in enumerate(ready[:n]):
         messages = (left.messages + len(ready) - 1 - i) // len(ready)

@@ -77,7 +77,7 @@ def overlap(bench: Bench) -> Iterator[Figure]:
         (_overlap(8, per_lane, scale, spread=0.6), _overlap(8, per_lane, scale, spread=0.6, told=True)) for _ in range(rounds)
     ]
     yield Figure(
-        case="worker-overlap", what="log-normal durations that follow size: learned / told", unit="times",
+        case="worker-overlap", what="log-normal durations that follow size: learned / given", unit="times",
         values=[told.seconds / learned.seconds for learned, told in spread], goal=bench.goal("at least", SPREAD_GOAL), keys=8,
         note=f"waits {1000 * statistics.median(r.wait for r, _ in spread):.1f} ms",
     )  # fmt: skip

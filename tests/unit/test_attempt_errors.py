@@ -19,7 +19,7 @@ def fail(q: Queue, error: Exception) -> None:
         raise error
 
 
-def told(errors: tuple[AttemptError, ...]) -> list[tuple[int, str]]:
+def summary(errors: tuple[AttemptError, ...]) -> list[tuple[int, str]]:
     return [(e.attempt, e.error) for e in errors]
 
 
@@ -38,7 +38,7 @@ def test_each_attempt_leaves_its_error_with_time_and_traceback(make: Opener, clo
         clock.advance(10.0)
         fail(q, ValueError(f"no paper {n}\nin tray 2"))
     found = q.status("k", 1)
-    assert told(found.errors) == [(n + 1, f"ValueError: no paper {n}\nin tray 2") for n in range(3)]
+    assert summary(found.errors) == [(n + 1, f"ValueError: no paper {n}\nin tray 2") for n in range(3)]
     assert [e.at for e in found.errors] == pytest.approx([begun + 10.0 * (n + 1) for n in range(3)])
     assert found.last_error == "ValueError: no paper 2\nin tray 2"
     for e in found.errors:
@@ -56,7 +56,7 @@ def test_the_last_five_are_kept(make: Opener) -> None:
     q.send(b"", "k")
     for n in range(8):
         q.receive(1)[0].nack(reason=f"try {n}")
-    assert told(q.status("k", 1).errors) == [(n + 1, f"try {n}") for n in range(3, 8)]
+    assert summary(q.status("k", 1).errors) == [(n + 1, f"try {n}") for n in range(3, 8)]
     assert all(e.traceback is None for e in q.status("k", 1).errors)
 
 
@@ -83,7 +83,7 @@ def test_a_nack_without_a_reason_leaves_none(make: Opener) -> None:
     q.send(b"", "k")
     q.receive()[0].nack(reason="first")
     q.receive()[0].nack()
-    assert told(q.status("k", 1).errors) == [(1, "first")]
+    assert summary(q.status("k", 1).errors) == [(1, "first")]
 
 
 def test_a_deferred_message_keeps_its_errors(make: Opener, clock: FakeClock) -> None:
@@ -93,7 +93,7 @@ def test_a_deferred_message_keeps_its_errors(make: Opener, clock: FakeClock) -> 
     q.receive()[0].defer(5.0)
     clock.advance(6.0)
     (d,) = q.receive()
-    assert told(d.errors) == [(1, "first")]
+    assert summary(d.errors) == [(1, "first")]
 
 
 @pytest.mark.parametrize("end", ["rejected", "poison"])
@@ -108,15 +108,15 @@ def test_a_dead_letter_has_them_and_a_redrive_keeps_them(make: Opener, end: str)
         d.nack(reason="no order", output="page 2")
     expected = [(1, "first"), (2, "no order")]
     (dead,) = q.dead_letters()
-    assert (dead.kind, told(dead.errors), dead.output) == (end, expected, "page 2")
-    assert told(q.status("k", 1).errors) == expected
+    assert (dead.kind, summary(dead.errors), dead.output) == (end, expected, "page 2")
+    assert summary(q.status("k", 1).errors) == expected
     (record,) = q.history()
-    assert (record.outcome, told(record.errors), record.output) == (end, expected, "page 2")
+    assert (record.outcome, summary(record.errors), record.output) == (end, expected, "page 2")
     q.redrive("k")
     (again,) = q.receive()
-    assert (again.attempt, told(again.errors)) == (1, expected)
+    assert (again.attempt, summary(again.errors)) == (1, expected)
     again.ack()
-    assert told(q.history()[-1].errors) == expected
+    assert summary(q.history()[-1].errors) == expected
 
 
 def test_history_has_the_errors_of_what_succeeded_in_the_end(make: Opener) -> None:
@@ -125,7 +125,7 @@ def test_history_has_the_errors_of_what_succeeded_in_the_end(make: Opener) -> No
     q.receive(1)[0].nack(reason="busy", output="looked")
     q.ack_many(q.receive())
     first, second = q.history()
-    assert (first.body, told(first.errors), first.output) == (b"a", [(1, "busy")], "looked")
+    assert (first.body, summary(first.errors), first.output) == (b"a", [(1, "busy")], "looked")
     assert (second.body, second.errors, second.output) == (b"b", (), None)
     assert first.to_dict()["errors"] == [{"attempt": 1, "at": first.errors[0].at, "error": "busy", "traceback": None}]
 
@@ -135,7 +135,7 @@ def test_a_keyless_message_keeps_them_in_its_own_lane(make: Opener) -> None:
     q.send(b"")
     q.receive()[0].nack(reason="first")
     (d,) = q.receive()
-    assert (d.key, d.attempt, told(d.errors)) == (None, 2, [(1, "first")])
+    assert (d.key, d.attempt, summary(d.errors)) == (None, 2, [(1, "first")])
 
 
 def test_the_awaited_delivery_has_them(make: Opener, clock: FakeClock) -> None:
@@ -147,7 +147,7 @@ def test_the_awaited_delivery_has_them(make: Opener, clock: FakeClock) -> None:
                 async with d:
                     raise ValueError("no paper")
             (d,) = await q.receive()
-            assert told(await d.errors()) == [(1, "ValueError: no paper")]
+            assert summary(await d.errors()) == [(1, "ValueError: no paper")]
             last = await d.last_error()
             assert last is not None
             assert "look" in str(last.traceback)
@@ -168,10 +168,10 @@ def test_an_expired_lease_leaves_who_held_it_and_for_how_long(make: Opener, cloc
     q.receive()[0].nack(reason="first")
     begun = clock.wall() / 1e6
     expire(q, clock, "press:17")
-    assert told(q.status("k", 1).errors) == [(1, "first")], "it is written when the lane is taken again"
+    assert summary(q.status("k", 1).errors) == [(1, "first")], "it is written when the lane is taken again"
     (d,) = q.receive()
     lost = "the lease ended after 30 s without an outcome; press:17 held it"
-    assert told(d.errors) == [(1, "first"), (2, lost)]
+    assert summary(d.errors) == [(1, "first"), (2, lost)]
     assert d.last_error == AttemptError(2, pytest.approx(begun + 30.0), lost)  # type: ignore[arg-type]
     found = q.status("k", 1)
     assert (found.last_error, found.attempts) == (lost, 3)
@@ -219,10 +219,10 @@ def test_a_message_that_killed_its_consumers_says_so_as_a_dead_letter(
     assert q.receive() == []
     (dead,) = q.dead_letters()
     expected = [(n + 1, f"the lease ended after 30 s without an outcome; press:{n} held it") for n in range(2)]
-    assert told(dead.errors) == expected
+    assert summary(dead.errors) == expected
     assert dead.reason is not None
     assert dead.reason.endswith(expected[-1][1])
-    assert told(q.history()[0].errors) == expected
+    assert summary(q.history()[0].errors) == expected
 
 
 def test_a_lease_that_a_reboot_ended_says_so(tmp_path: Path, clock: FakeClock) -> None:
@@ -233,7 +233,7 @@ def test_a_lease_that_a_reboot_ended_says_so(tmp_path: Path, clock: FakeClock) -
         q.close()
         machine.reboot()
         (d,) = machine.open("reboot").receive()
-        assert told(d.errors) == [(1, "the lease ended at a reboot without an outcome; press:17 held it")]
+        assert summary(d.errors) == [(1, "the lease ended at a reboot without an outcome; press:17 held it")]
 
 
 def test_a_consumer_name_of_any_characters_is_kept(make: Opener, clock: FakeClock) -> None:

@@ -155,8 +155,7 @@ class Writer:
         Args:
             synced: the operation must survive a power cut, at "full". A later synced commit makes it durable, too.
             seconds: how long to wait for the write lock; None: BUSY_SECONDS. After such a wait has timed out, later calls with
-                a
-                limit do not wait for the same holder again.
+                a limit do not wait for the same holder again.
         Raises:
             StoreBusy, StoreFull, StoreCorrupt, StoreError: nothing changed.
             OutcomeUnknown: the COMMIT failed.
@@ -196,8 +195,7 @@ class Writer:
 
         Args:
             work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
-                nothing
-                changed.
+                nothing changed.
             settings: those that allow it.
             seconds: as for `run`. The caller then runs it as an operation.
         Returns:

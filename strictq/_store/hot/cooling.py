@@ -23,7 +23,7 @@ WINDOW: Final = 12_288
 STEP: Final = 1_024
 """The number of rows of the inbox that one transaction folds, unless it adds more."""
 SLICES: Final = 8
-"""The number of steps that are folded together. Each has a transaction of its own, which updates rows that are neighbors."""
+"""The number of steps that are folded together. Each has a transaction of its own, which updates neighbouring rows."""
 EVENTS_MAX: Final = 8 * WINDOW
 """The number of rows in the journal beyond which every lane cools."""
 TAILS_MAX: Final = 131_072
