@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import strictq
+from strictq import _handouts
 from tests.support.handouts import holder, read
 
 MOST = 7
@@ -27,10 +29,11 @@ def publish(file: Path, value: object) -> None:
     os.replace(part, file)
 
 
-def stream(place: Path) -> None:
+def stream(place: Path, *, deferring: bool = False) -> None:
     """Take a batch, write it to the ledger and the checkpoint, and repeat for ever. A repeated batch must be the same."""
+    _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
     with open_queue(place) as q:
-        h = holder(q, keep=3)
+        h = holder(q, keep=3, deferring=deferring)
         checkpoint = place / "checkpoint.json"
         start = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
         print("going", flush=True)
@@ -61,4 +64,4 @@ def work(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"stream": stream, "work": work}[sys.argv[1]](Path(sys.argv[2]))
+    {"stream": stream, "deferring": partial(stream, deferring=True), "work": work}[sys.argv[1]](Path(sys.argv[2]))
