@@ -30,7 +30,7 @@ BURST_AT, STOP_AT, PORT_AT = 0.2, 0.5, 0.6
 MESSAGES_PER_TRIGGER, TRIGGER = 800, "500 milliseconds"
 SAMPLE_SECONDS, SHOWN_EACH = 0.1, 5
 FILLS = {"north": "#12406e", "east": "#d98b2b", "south": "#3f7fbf", "west": "#8e6bb0"}
-PIXELS, HEIGHT, LEFT, TOP, BOTTOM = 760, 300, 54, 44, 26
+PIXELS, HEIGHT, LEFT, TOP, BOTTOM = 760, 310, 54, 56, 26
 
 
 def due(ship, at, seconds):
@@ -176,14 +176,17 @@ def draw(samples, seconds):
     ]
     for part, text in ((BURST_AT, "burst of east"), (STOP_AT, "west stops"), (PORT_AT, "south comes into port")):
         at = x(part * seconds)
-        parts.append(f'<path d="M{at:.1f} {TOP - 8}V{HEIGHT - BOTTOM}" stroke="#52687f" stroke-dasharray="3 4"/>')
+        parts.append(f'<path d="M{at:.1f} {TOP - 18}V{HEIGHT - BOTTOM}" stroke="#52687f" stroke-dasharray="3 4"/>')
         anchor, shift = ("end", -5) if part == STOP_AT else ("start", 5)
-        parts.append(f'<text x="{at + shift:.1f}" y="{TOP}" text-anchor="{anchor}" fill="#1f2d3d">{escape(text)}</text>')
+        parts.append(f'<text x="{at + shift:.1f}" y="{TOP - 9}" text-anchor="{anchor}" fill="#1f2d3d">{escape(text)}</text>')
     for n, (ship, fill) in enumerate(FILLS.items()):
         points = " ".join(f"{x(at):.1f},{y(lags[ship]):.1f}" for at, lags in samples if ship in lags)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{fill}" stroke-width="2" stroke-linejoin="round"/>')
-        parts.append(f'<rect x="{LEFT + 90 * n}" y="10" width="12" height="12" fill="{fill}"/>')
-        parts.append(f'<text x="{LEFT + 90 * n + 17}" y="20" fill="#1f2d3d">{ship}</text>')
+        parts.append(f'<rect x="{LEFT + 80 * n}" y="10" width="12" height="12" fill="{fill}"/>')
+        parts.append(f'<text x="{LEFT + 80 * n + 17}" y="20" fill="#1f2d3d">{ship}</text>')
+    parts.append(
+        f'<text x="{PIXELS - 16}" y="20" text-anchor="end" fill="#52687f">messages that the stream has not processed</text>'
+    )
     return "\n".join([*parts, "</svg>", ""])
 
 
