@@ -148,8 +148,8 @@ class Holder:
         """Ack every batch up to `start`, then lease and record the next one.
 
         If batch start + 1 is recorded, even in part, it is returned unchanged. Otherwise the oldest ready messages are leased and
-        recorded, in one transaction per shard; durable on return. A deferring holder acks after the return, if the batch has the
-        same messages then. The next call waits for it.
+        recorded, in one transaction per shard; durable on return. A deferring holder acks a large batch after the return, if
+        lanes without unacked messages fill the next one. The next call waits for that.
 
         Args:
             start: the number of the last processed batch.
