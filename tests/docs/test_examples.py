@@ -41,7 +41,7 @@ SAYS = {
 }
 ARGUMENTS = {"web_events.py": ["--events", "1000", "--users", "50", "--rate", "0"], "fleet.py": ["--seconds", "2"]}
 ON_SPARK = {"web_events.py", "fleet.py"}
-NEEDS = {"web_events.py": {"pyspark", "pyarrow"}, "sensor_buffer.py": {"apsw"}}
+NEEDS = {"web_events.py": {"pyspark", "pyarrow"}, "fleet.py": {"pyspark"}, "sensor_buffer.py": {"apsw"}}
 """Besides strictq; it brings apsw along."""
 
 
