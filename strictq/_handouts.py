@@ -293,10 +293,11 @@ class Holder:
             done = self._handouts.advance(self._by(encode), without, start, full, left)
             if done.failed is None:
                 self._known = {**known, **{s: k._replace(open=k.open | known[s].open) for s, k in done.known.items()}}
+            known = self._look()
+            if all(known[shard].last > start for shard in full):
                 self._pause = 0
             else:
                 self._pause = self._paused = min(2 * self._pause + 1, PAUSE_MAX)
-            known = self._look()
         return {s: want for s, want in wants.items() if known[s].last <= start and not (want is None and s in unacked)}
 
     def _ack_later(self, start: int) -> None:

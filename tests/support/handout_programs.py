@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import strictq
@@ -31,7 +30,6 @@ def publish(file: Path, value: object) -> None:
 
 def stream(place: Path, *, deferring: bool = False) -> None:
     """Take a batch, write it to the ledger and the checkpoint, and repeat for ever. A repeated batch must be the same."""
-    _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
     with open_queue(place) as q:
         h = holder(q, keep=3, deferring=deferring)
         checkpoint = place / "checkpoint.json"
@@ -49,6 +47,12 @@ def stream(place: Path, *, deferring: bool = False) -> None:
             start = n
 
 
+def defer(place: Path) -> None:
+    """The same with a holder that acks a batch, however small, after it has recorded the next one."""
+    _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
+    stream(place, deferring=True)
+
+
 def work(place: Path) -> None:
     """Receive and ack beside it, one by one. Each ack is recorded in advance, and counts if the queue confirms it."""
     with open_queue(place) as q, open(place / f"worker-{os.getpid()}.jsonl", "a", encoding="utf-8") as notes:
@@ -64,4 +68,4 @@ def work(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"stream": stream, "deferring": partial(stream, deferring=True), "work": work}[sys.argv[1]](Path(sys.argv[2]))
+    {"stream": stream, "defer": defer, "work": work}[sys.argv[1]](Path(sys.argv[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,14 +56,19 @@ def test_a_lane_gives_nothing_to_the_next_before_the_ack(q: Queue) -> None:
     assert q.check() == []
 
 
-def test_after_a_failed_try_it_pauses(q: Queue) -> None:
+def test_after_a_failed_try_it_pauses(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(q, "a", 40)
     h = holder(q, deferring=True)
-    tries = []
-    encode = h.encode
-    h.encode = lambda leases, shard: tries.append(sum(map(len, leases))) or encode(leases, shard)
+    tries: list[int] = []
+    record_only = h._record_only
+
+    def counted(start: int, *rest: Any) -> Any:
+        tries.append(start)
+        return record_only(start, *rest)
+
+    monkeypatch.setattr(h, "_record_only", counted)
     assert by_key(drain(q, h, messages_max=1)) == {"sa": list(range(1, 41))}
-    assert tries == [1] * 40
+    assert tries == [1, 3, 7, 15, 31]
 
 
 @pytest.mark.usefixtures("on_wait")
