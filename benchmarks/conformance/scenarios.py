@@ -321,7 +321,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             name="deep-backlog",
             run=deep_backlog,
             needs=("order per key",),
-            title=f"a key with {DEEP:,} messages, the first of them in flight, does not starve another key",
+            title=f"a key with {DEEP:,} messages, the first of them in flight, keeps its order and does not starve another key",
         ),
         Scenario(
             name="nack", run=nack_keeps_order, needs=("nack",), title="a nacked message is delivered before later ones of its key"

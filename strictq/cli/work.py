@@ -54,7 +54,9 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 )
 @click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
 @click.option(
-    "--no-breaker", is_flag=True, help="Turn off the circuit breaker, which pauses while most commands fail. Implied by --drain."
+    "--no-breaker",
+    is_flag=True,
+    help="Turn off the circuit breaker, which pauses the worker while most commands fail. Implied by --drain.",
 )
 @click.option("use_shell", "--shell", is_flag=True, help="Run the commands with $SHELL -c.")
 @click.option("--quiet", "-q", is_flag=True, help="Print no progress; log only warnings and errors.")
