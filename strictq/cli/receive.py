@@ -185,7 +185,7 @@ class Settle:
 
 
 def give_back(deliveries: Sequence[Delivery]) -> None:
-    """Release every lease, with no attempt counted. Ignore errors: a lease that cannot be released expires."""
+    """Release every lease, with no attempt charged. Ignore errors: a lease that cannot be released expires."""
     for lease in dict.fromkeys(d.lease for d in deliveries):
         with suppress(StrictqError):
             lease.release()
