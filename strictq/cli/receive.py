@@ -37,7 +37,13 @@ LOOK_SECONDS: Final = 1.0
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("at_most", "--max", "-n", type=click.IntRange(min=1), help=f"Receive at most this many messages. [{MAX}]")
+@click.option(
+    "at_most",
+    "--max",
+    "-n",
+    type=click.IntRange(min=1),
+    help=f"Receive at most this many messages. [{MAX}, if neither --drain nor --follow is given]",
+)
 @click.option("--wait", type=Seconds(min=0.0), default=0.0, help="Seconds to wait whenever no message is ready.")
 @click.option("--drain", is_flag=True, help="Receive until no message is ready.")
 @click.option("--follow", "-f", is_flag=True, help="Receive until interrupted.")

@@ -61,15 +61,15 @@ class OnError(StrEnum):
     "--dedup-field",
     metavar="FIELD",
     help="The JSON field that contains the line's dedup id. Within the queue's dedup_window_seconds (default 300), "
-    "a repeated id of a key is not sent again.",
+    "a line that repeats the id of an earlier one with the same key is not sent.",
 )
 @click.option(
     "--size-field",
     metavar="FIELD",
     help="The JSON field with the size_hint, a number from which a worker estimates how long a message takes.",
 )
-@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimate of a worker's prepare stage, seconds per message.")
-@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimate of a worker's process stage, seconds per message.")
+@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimated duration of a worker's prepare stage, per message.")
+@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimated duration of a worker's process stage, per message.")
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Delay delivery by this many seconds.")
 @click.option("--ttl", type=Seconds(min=0.001), help="Expire a message if it is not received within this many seconds.")
 @click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="Add this header to every message. Repeatable.")
