@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from operator import itemgetter
 from typing import Any, Final, NamedTuple, NoReturn
 
 import orjson
@@ -19,11 +18,6 @@ from strictq.cli._lines import Line, TooLong
 
 KNOWN_KEYS_MAX: Final = 200_000
 """Number of validated keys that are cached."""
-SLICE_LINES: Final = 500
-"""Number of lines that are converted together, if all of them are as usual."""
-LAST: Final = itemgetter(-1)
-CARRIAGE_RETURN: Final = ord("\r")
-KEY_TYPES: Final = frozenset({str, int})
 BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -90,44 +84,45 @@ class LineReader:
         Args:
             first: the number of the first line.
         """
-        plain = self._field is not None and not self._options and self._dedup is None and self._size is None
+        if self._field is not None and not self._options and self._dedup is None and self._size is None:
+            yield from self._read_plain(lines, first)
+            return
         run: list[Numbered] = []
-        for start in range(0, len(lines), SLICE_LINES):
-            some = lines[start : start + SLICE_LINES]
-            found = self._plain(some) if plain else None
-            if found is not None:
-                run += enumerate(found, first + start)
+        for number, line in enumerate(lines, first):
+            try:
+                message = self._message(line, number)
+            except BadInput as e:
+                yield run, BadLine(number, str(e))
+                run = []
                 continue
-            for number, line in enumerate(some, first + start):
-                try:
-                    message = self._message(line, number)
-                except BadInput as e:
-                    yield run, BadLine(number, str(e))
-                    run = []
-                    continue
-                if message is not None:
-                    run.append((number, (message.key, message.body) if plain else message))  # type: ignore[arg-type]
+            if message is not None:
+                run.append((number, message))
         yield run, None
 
-    def _plain(self, lines: Sequence[Line]) -> Iterable[Plain] | None:
-        """Convert lines without options, with as little work per line as possible. Return None if one of them is unusual."""
-        loads, field, known = orjson.loads, self._field, self._known
-        try:
-            values = [loads(line)[field] for line in lines]  # type: ignore[arg-type]
-            # True and 1.0 would be found as the key 1.
-            if not KEY_TYPES.issuperset(map(type, values)):
-                return None
-            if max(map(len, lines)) > self._longest or CARRIAGE_RETURN in map(LAST, lines):  # type: ignore[arg-type]
-                return None
-            new = set(values) - known.keys()
-            if new and len(new) + len(known) > KNOWN_KEYS_MAX:
-                known.clear()
-                new = set(values)
-            for value in new:
-                self._key_of(value)
-            return zip(map(known.__getitem__, values), lines, strict=True)  # type: ignore[arg-type]
-        except (ValueError, KeyError, TypeError, IndexError):
-            return None
+    def _read_plain(self, lines: Sequence[Line], first: int) -> Iterator[tuple[list[Numbered], BadLine | None]]:
+        """Convert lines without options, with as little work per line as possible."""
+        loads, field, known, longest = orjson.loads, self._field, self._known, self._longest
+        run: list[Numbered] = []
+        append = run.append
+        for number, line in enumerate(lines, first):
+            try:
+                value = loads(line)[field]  # type: ignore[arg-type]
+                # True and 1.0 are found as 1, so the value's type is checked first, and only fully validated keys are cached.
+                if (type(value) is str or type(value) is int) and len(line) <= longest and line[-1] != 13:  # type: ignore[arg-type,index]
+                    append((number, (known[value], line)))  # type: ignore[arg-type]
+                    continue
+            except (ValueError, KeyError, TypeError, IndexError):
+                pass
+            try:
+                message = self._message(line, number)
+            except BadInput as e:
+                yield run, BadLine(number, str(e))
+                run = []
+                append = run.append
+                continue
+            if message is not None:
+                append((number, (message.key, message.body)))  # type: ignore[arg-type]
+        yield run, None
 
     def _message(self, line: Line, number: int) -> Message | None:
         """Return the message of one line; None for a blank line.
@@ -172,19 +167,12 @@ class LineReader:
         assert self._field is not None
         value = value_in(row, self._field)
         key = self._known.get(value)
-        return self._key_of(value) if key is None else key
-
-    def _key_of(self, value: str | int) -> Key:
-        """Convert a field's value to a key, and cache it.
-
-        Raises:
-            BadInput: it is not a valid key.
-        """
-        key = self._convert(value)
-        if len(self._known) >= KNOWN_KEYS_MAX:
-            self._known.clear()
-        self._known[value] = key
-        self.kinds.add(type(key).__name__)
+        if key is None:
+            key = self._convert(value)
+            if len(self._known) >= KNOWN_KEYS_MAX:
+                self._known.clear()
+            self._known[value] = key
+            self.kinds.add(type(key).__name__)
         return key
 
     def _convert(self, value: str | int) -> Key:
