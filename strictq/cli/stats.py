@@ -16,8 +16,7 @@ from strictq.cli._advice import in_words
 from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
-from strictq.cli._words import emit, short, size, span
-from strictq.cli.replicating import status_line
+from strictq.cli._words import emit, short, size, span, status_line
 
 if TYPE_CHECKING:
     from strictq import ConsumerStatus, KeyDepth, OpenBreaker, Stats
@@ -73,7 +72,7 @@ class Look(NamedTuple):
 @click.option("--shards", is_flag=True, help="Show the counts of each shard.")
 @json_option
 def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
-    """Show the state and totals of a queue. Does not block other clients.
+    """Show the state and totals of a queue. Does not block programs that use the queue.
 
     The cost depends on the number of delayed and held keys, not on the number of messages. With --watch, a terminal shows a
     live table; a pipe or a file gets one line (with --json, one object) per refresh.
