@@ -33,12 +33,13 @@ from typing import Final
 
 import attrs
 
-from tests.support import campaign, failover, flips
+from tests.support import campaign, failover, flips, replica_cuts
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
 from tests.support.powercut_campaign import Tally, cut_again, fast_directory
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
+from tests.support.shipped_runs import ship
 from tests.support.small_scope import Enumeration
 
 TELL_SECONDS: Final = 30.0
@@ -120,6 +121,19 @@ def failovers(seed: int, place: Path) -> Numbers:
     return failover.numbers(*made)
 
 
+def replicas(seed: int, place: Path) -> Numbers:
+    """A recorded replica, and images of it; at some points it is started, recorded again, and cut a second time."""
+    run = ship(fresh(place), seed=seed)
+    made = replica_cuts.record(place / "recorded-replica", run, seed=seed)
+    judge = replica_cuts.ReplicaJudge(place / "image", run)
+    judge.judge(made)
+    again = replica_cuts.cut_again(judge, made, place / "again", seed=seed, times=3)
+    return Counter({
+        "images": judge.images.total(), "of a second cut": again, "promotions": judge.promotions,
+        **{f"with {mode}": n for mode, n in judge.images.items()},
+    })  # fmt: skip
+
+
 def flip_bits(seed: int, place: Path) -> Numbers:
     """One bit, in copies of a closed queue."""
     name, checkpointed, durability = flips.FILES[seed % len(flips.FILES)]
@@ -161,6 +175,7 @@ ATTACKS: Final = {
     "faults": Attack(faults, "points"),
     "kills": Attack(kills, "kills"),
     "failovers": Attack(failovers, "fail-overs"),
+    "replicas": Attack(replicas, "images"),
     "flips": Attack(flip_bits, "flips"),
     "stress": Attack(stress, "checked events"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),
