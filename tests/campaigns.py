@@ -33,7 +33,7 @@ from typing import Final
 
 import attrs
 
-from tests.support import campaign, failover, flips, replica_cuts
+from tests.support import campaign, failover, flips, replica_cuts, target_cuts
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
 from tests.support.powercut_campaign import Tally, cut_again, fast_directory
@@ -122,15 +122,20 @@ def failovers(seed: int, place: Path) -> Numbers:
 
 
 def replicas(seed: int, place: Path) -> Numbers:
-    """A recorded replica, and images of it; at some points it is started, recorded again, and cut a second time."""
+    """A target, a replica and a restore, each recorded, and images of them. Some replicas are cut a second time."""
     run = ship(fresh(place), seed=seed)
     made = replica_cuts.record(place / "recorded-replica", run, seed=seed)
     judge = replica_cuts.ReplicaJudge(place / "image", run)
     judge.judge(made)
     again = replica_cuts.cut_again(judge, made, place / "again", seed=seed, times=3)
+    target = target_cuts.TargetJudge(place / "image", run)
+    target.judge(every=3)
+    restored = target_cuts.judge_restored(target_cuts.record_restore(place / "work", run), place / "image")
+    images = judge.images + target.images + restored
     return Counter({
-        "images": judge.images.total(), "of a second cut": again, "promotions": judge.promotions,
-        **{f"with {mode}": n for mode, n in judge.images.items()},
+        "images": images.total(), "of replicas": judge.images.total(), "of a second cut": again, "promotions": judge.promotions,
+        "of targets": target.images.total(), "of restores": restored.total(),
+        **{f"with {mode}": n for mode, n in images.items()},
     })  # fmt: skip
 
 

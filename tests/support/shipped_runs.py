@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, get_args
 
 import attrs
 import pytest
@@ -16,11 +16,12 @@ import strictq
 from strictq import Delivery, Message, Queue, QueueConfig, TargetUnavailable
 from strictq.replication import shipper as shipping
 from strictq.replication.directory import DirectoryTarget
-from strictq.replication.segment import SegmentHeader
+from strictq.replication.segment import SegmentHeader, decode_header
 from strictq.replication.shipper import Shipper
 from strictq.testing import FakeClock
 from tests.support.powercut import recording
 from tests.support.powercut_disk import Disk, Op
+from tests.support.powercut_run import Level
 from tests.support.powercut_verify import require as demand
 from tests.support.shipping import shipper_of
 
@@ -28,6 +29,7 @@ KEYS: Final = ("a", "b", "c", "d", "e", "f")
 SCHEMA: Final = "CREATE TABLE IF NOT EXISTS app_passed (lane TEXT NOT NULL, n INTEGER NOT NULL) STRICT"
 LEASE_SECONDS: Final = 10_000.0
 """No lease ends while the program runs."""
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 TARGET: Final = "t"
 """The target's place under the recorded directory."""
 
@@ -63,7 +65,7 @@ class Contents:
             demand(lane == sorted(self.lanes[key].items()), f"{where}: {_differs(f'lane {key}', self.lanes[key], dict(lane))}")
             dead = {m.seq: m.body for m in q.dead_letters(key)}
             demand(dead == self.dead[key], f"{where}: {_differs(f'dead letters of {key}', self.dead[key], dead)}")
-        rows = [(row[0], row[1]) for row in q.query("SELECT lane, n FROM app_passed ORDER BY lane, n")]
+        rows = sorted((row[0], row[1]) for row in q.query("SELECT lane, n FROM app_passed"))
         wanted = [(key, n) for key in KEYS for n in range(self.passed[key])]
         demand(rows == wanted, f"{where}: app_passed has {rows} instead of {wanted}")
         demand(not (found := q.check()), f"{where}: check: {found[:3]}")
@@ -123,7 +125,7 @@ class ShippedProgram:
         else:
             q.send_many(made)
         for message in made:
-            self.has.send(str(message.key), message.body)
+            self.has.send(str(message.key), bytes(message.body))
 
     def receive(self, q: Queue) -> None:
         self.held += q.receive(self.random.randint(1, 6), lease_seconds=LEASE_SECONDS)
@@ -187,7 +189,7 @@ class ShippedRun:
 
     Attributes:
         start, ops: what was written to the target.
-        segments: each of them, whether it is still at the target or not.
+        segments, headers: each of them, whether it is still at the target or not.
         states: what the queue had, by the number of the last segment of each complete cut.
         queues: copies of the queue, as it was while a segment was put; -1: before the first one.
     """
@@ -196,6 +198,7 @@ class ShippedRun:
     start: Disk = attrs.field(factory=Disk)
     ops: list[Op] = attrs.Factory(list)
     segments: list[bytes] = attrs.Factory(list)
+    headers: list[SegmentHeader] = attrs.Factory(list)
     states: dict[int, Contents] = attrs.Factory(dict)
     queues: dict[int, tuple[Path, Contents]] = attrs.Factory(dict)
 
@@ -220,7 +223,7 @@ class ShippingWorld:
         self.term = 1
         self.failures = 2
         """So many puts fail, after which the cut is put again."""
-        self.durability: Any = chance.choice(("process", "full"))
+        self.durability: Level = chance.choice(LEVELS)
         config = QueueConfig(max_attempts=None, on_expire="dead_letter", hot_lanes=chance.random() < 0.7)
         self.q = strictq.open(
             place / "q", durability=self.durability, clock=clock, shards=chance.choice((1, 2, 3)), config=config
@@ -267,7 +270,7 @@ def ship(place: Path, *, seed: int, rounds: int = 6) -> ShippedRun:
 
         def put(target: DirectoryTarget, n: int, data: bytes) -> None:
             world.copy_queue(n)
-            run.segments[n:] = [data]
+            run.segments[n:], run.headers[n:] = [data], [decode_header(data, n)]
             journal.note("putting", at=n)
             real(target, n, data)
 

@@ -31,7 +31,7 @@ class TargetJudge:
     """Restores queues from targets after power cuts, and lets shipping continue.
 
     Attributes:
-        images: how many images were different, by the treatment of unsynced data; of each of them a queue was restored or shipped.
+        images: the number of different images, by the treatment of unsynced data. To each, a queue was shipped.
     """
 
     place: Path
