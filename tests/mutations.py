@@ -106,6 +106,20 @@ MUTATIONS = [
         "",
         *DIRECT,
     ),
+    _store(
+        "a statement that must be synced is synced",
+        "commit/writer.py",
+        "            if synced and grouped and not self.syncs:\n",
+        "            if False:\n",
+        *DIRECT,
+    ),
+    _store(
+        "a statement that is not synced is counted",
+        "commit/writer.py",
+        "            self._host.count_unsynced(self._shard, commits + 1)\n\n",
+        "            pass\n\n",
+        *DIRECT,
+    ),
     # Hot lanes: memory is what the logs say.
     _store(
         "memory is compared with the logs",
@@ -179,7 +193,7 @@ MUTATIONS = [
     ),
     _store(
         "a lane keeps its lease while it is folded",
-        "hot/memory.py",
+        "hot/lane.py",
         "            low = self.lease.low\n",
         "            pass\n",
         *HOT_LANES,
@@ -196,6 +210,20 @@ MUTATIONS = [
         "hot/memory.py",
         "        self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get\n",
         "",
+        *HOT_LANES,
+    ),
+    _store(
+        "a lane that cooled since its fold began is not cooled again",
+        "hot/cooling.py",
+        "        if not lane.gone and lane.low <= hot.sweep_to:\n",
+        "        if lane.low <= hot.sweep_to:\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "a lane that another process leased is skipped in the order",
+        "hot/order.py",
+        "waiting[0][ID] != arrival or lane.lease is not None or lane.gone",
+        "waiting[0][ID] != arrival or lane.gone",
         *HOT_LANES,
     ),
     _store(

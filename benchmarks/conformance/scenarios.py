@@ -321,7 +321,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             name="deep-backlog",
             run=deep_backlog,
             needs=("order per key",),
-            title=f"a key with {DEEP:,} messages, the first of them in flight, does not starve another key",
+            title=f"a key with {DEEP:,} messages, the first of them in flight, keeps its order and does not starve another key",
         ),
         Scenario(
             name="nack", run=nack_keeps_order, needs=("nack",), title="a nacked message is delivered before later ones of its key"
@@ -376,7 +376,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             name="batch-mates",
             run=batch_mates,
             needs=("attempts", "lease"),
-            title="unstarted messages of a batch are not charged an attempt if the consumer dies",
+            title="messages of a batch that were not started lose no attempt if the consumer dies",
         ),
         Scenario(name="dedup", run=dedup, needs=("dedup",), title="a repeated send with the same dedup id is stored once"),
         Scenario(name="purge", run=purge_forgets_ids, needs=("dedup",), title="a purge also deletes the dedup ids"),

@@ -14,9 +14,9 @@ PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 README: Final = ROOT / "README.md"
 MARKS: Final = {"passes": "yes", "fails": "**no**", "not offered": "–"}
 KEY: Final = (
-    "yes: passes. **no**: fails. –: not offered; the documentation makes no such claim. "
-    "– lost, – reordered, – doubled: not offered, and the run lost a message, delivered one before an earlier message of its "
-    "key was done, or delivered one twice"
+    "yes: passes. –: not offered; the documentation makes no such claim. A word after the dash names what went wrong in the run. "
+    "*lost*: a message was lost; *reordered*: a message was delivered before an earlier message of its key was done; "
+    "*doubled*: a message was delivered twice"
 )
 
 

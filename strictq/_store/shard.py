@@ -74,7 +74,7 @@ class Shard:
         self._writer = Writer(
             self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, end_boot=cooling.cool_all
         )
-        self.direct = None if self.hot is None or grouped else Direct(host, part.shard, self.hot, self._writer)
+        self.direct = None if self.hot is None else Direct(host, part.shard, self.hot, self._writer)
         """Executes single-statement operations. None: this shard has none."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
         self._reader = Reader(self._connect, self._writer, part.shard, host, self._shadows())

@@ -37,14 +37,18 @@ LOOK_SECONDS: Final = 1.0
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("at_most", "--max", "-n", type=click.IntRange(min=1), help=f"Receive at most this many messages. [{MAX}]")
 @click.option(
-    "--wait", type=Seconds(min=0.0), default=0.0, help="Seconds to wait for the first message, and for each next batch."
+    "at_most",
+    "--max",
+    "-n",
+    type=click.IntRange(min=1),
+    help=f"Receive at most this many messages. [{MAX}, if neither --drain nor --follow is given]",
 )
+@click.option("--wait", type=Seconds(min=0.0), default=0.0, help="Seconds to wait whenever no message is ready.")
 @click.option("--drain", is_flag=True, help="Receive until no message is ready.")
 @click.option("--follow", "-f", is_flag=True, help="Receive until interrupted.")
-@click.option("--ack/--no-ack", default=True, help="Ack the printed messages, or release them with no attempt counted.")
-@click.option("--nack", is_flag=True, help="Nack the printed messages. Each counts as an attempt.")
+@click.option("--ack/--no-ack", default=True, help="Ack the printed messages, or release them: no attempt is charged.")
+@click.option("--nack", is_flag=True, help="Nack the printed messages. An attempt is charged for each.")
 @click.option(
     "--delay", type=Seconds(min=0.0), help="With --nack: seconds before the next attempt. Default: the queue's retry delay."
 )
@@ -187,7 +191,7 @@ class Settle:
 
 
 def give_back(deliveries: Sequence[Delivery]) -> None:
-    """Release every lease, with no attempt counted. Ignore errors: a lease that cannot be released expires."""
+    """Release every lease, with no attempt charged. Ignore errors: a lease that cannot be released expires."""
     for lease in dict.fromkeys(d.lease for d in deliveries):
         with suppress(StrictqError):
             lease.release()

@@ -37,7 +37,11 @@ log: Final = logging.getLogger("strictq.run")
 
 @command(EXAMPLES)
 @click.argument(
-    "targets", nargs=-1, required=True, metavar="MODULE:APP...", help="A strictq.App in a module. Default attribute: app."
+    "targets",
+    nargs=-1,
+    required=True,
+    metavar="MODULE:APP...",
+    help="A strictq.App, as module:attribute; the default attribute is app.",
 )
 @click.option(
     "--concurrency", "-c", type=click.IntRange(1, 10_000), default=8, help="Messages processed in parallel, per app and process."
@@ -62,7 +66,9 @@ log: Final = logging.getLogger("strictq.run")
 )
 @click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
 @click.option(
-    "--no-breaker", is_flag=True, help="Turn off the circuit breaker, which pauses while most handlers fail. Implied by --drain."
+    "--no-breaker",
+    is_flag=True,
+    help="Turn off the circuit breaker, which pauses the worker while most handlers fail. Implied by --drain.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")
@@ -80,11 +86,14 @@ def run(
     as_json: bool,
     line: int | None,
 ) -> int:
-    """Run the handlers and schedules of apps, each on its own queue, until Ctrl-C or SIGTERM.
+    """Run the handlers and schedules of strictq apps, each on its own queue, until Ctrl-C or SIGTERM.
+
+    docs/howto/app.md explains apps.
 
     Modules are imported from the working directory first. The first signal lets running handlers finish and releases all other
-    messages. A second signal ends running handlers; their messages are retried. With --processes, only the supervisor acts on
-    signals. It restarts a process that dies after 0.5 s, then after longer waits, up to 30 s.
+    messages. A second signal ends the program at once; the messages of running handlers are delivered again. With --processes,
+    only the supervisor acts on signals. If a process dies, the supervisor restarts it after 0.5 s. If it dies again, the wait
+    grows, up to 30 s.
 
     Exit code 0: stopped or drained. 1: a queue or a process failed. 2: invalid usage, or an app cannot be imported.
     """

@@ -42,15 +42,16 @@ class OnError(StrEnum):
 @command(EXAMPLES)
 @queue_argument
 @click.argument(
-    "file", type=PATH, required=False, metavar="[FILE]", help="The file to read, plain or gzip. Default, and -: stdin."
+    "file", type=PATH, required=False, metavar="[FILE]", help="The file to read, plain or gzip. - (the default) is stdin."
 )
-@click.option("--key-field", "-k", metavar="FIELD", help="The JSON field that contains the key.")
+@click.option("--key-field", "-k", metavar="FIELD", help="The JSON field that contains the key. Required, unless --key is given.")
 @click.option("--key", metavar="KEY", help="Send all lines with this key.")
 @click.option(
     "--key-type",
     type=click.Choice(FieldType),
     default=FieldType.auto,
-    help="The type of the key. auto: str for a JSON string, int for a whole number. bytes, hex and base64: bytes.",
+    help="The type of the key. auto: str for a JSON string, int for a whole number. bytes: the text in UTF-8. hex, base64: the "
+    "decoded bytes.",
 )
 @click.option("--raw", is_flag=True, help="Send lines as raw bytes; they need not be JSON.")
 @click.option(
@@ -60,11 +61,15 @@ class OnError(StrEnum):
     "--dedup-field",
     metavar="FIELD",
     help="The JSON field that contains the line's dedup id. Within the queue's dedup_window_seconds (default 300), "
-    "a repeated id of a key is not sent again.",
+    "a line that repeats the id of an earlier one with the same key is not sent.",
 )
-@click.option("--size-field", metavar="FIELD", help="The JSON field with the size_hint, a number on which the duration depends.")
-@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimate of a worker's prepare stage, seconds per message.")
-@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimate of a worker's process stage, seconds per message.")
+@click.option(
+    "--size-field",
+    metavar="FIELD",
+    help="The JSON field with the size_hint, a number from which a worker estimates how long a message takes.",
+)
+@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimated duration of a worker's prepare stage, per message.")
+@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimated duration of a worker's process stage, per message.")
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Delay delivery by this many seconds.")
 @click.option("--ttl", type=Seconds(min=0.001), help="Expire a message if it is not received within this many seconds.")
 @click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="Add this header to every message. Repeatable.")

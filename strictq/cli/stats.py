@@ -73,7 +73,7 @@ class Look(NamedTuple):
 @click.option("--shards", is_flag=True, help="Show the counts of each shard.")
 @json_option
 def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
-    """Show the state and totals of a queue. Does not block other clients.
+    """Show the state and totals of a queue. Does not block programs that use the queue.
 
     The cost depends on the number of delayed and held keys, not on the number of messages. With --watch, a terminal shows a
     live table; a pipe or a file gets one line (with --json, one object) per refresh.

@@ -44,7 +44,7 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 )
 @click.option("--timeout", type=Seconds(min=0.001), help="Kill and retry a command after this many seconds.")
 @click.option(
-    "--defer", type=Seconds(min=0.0), help="Make exit code 69 postpone the message by this many seconds, with no attempt counted."
+    "--defer", type=Seconds(min=0.0), help="Make exit code 69 postpone the message by this many seconds, with no attempt charged."
 )
 @click.option("--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain.")
 @click.option(
@@ -54,7 +54,9 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 )
 @click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
 @click.option(
-    "--no-breaker", is_flag=True, help="Turn off the circuit breaker, which pauses while most commands fail. Implied by --drain."
+    "--no-breaker",
+    is_flag=True,
+    help="Turn off the circuit breaker, which pauses the worker while most commands fail. Implied by --drain.",
 )
 @click.option("use_shell", "--shell", is_flag=True, help="Run the commands with $SHELL -c.")
 @click.option("--quiet", "-q", is_flag=True, help="Print no progress; log only warnings and errors.")
@@ -79,7 +81,7 @@ def work(
     The command reads the body from stdin. STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment.
     Exit code 0 acks the message; 75 retries it. Any other code is a failure: the message is retried, with the end of stderr as
     the reason, until it is out of attempts. With --defer, 69 postpones it. While most commands fail, a circuit breaker tries
-    one message at a time and counts no attempts (not with --drain).
+    one message at a time and charges no attempts (not with --drain).
 
     Exit code of this command: 0: stopped or drained. 1: the queue failed. 2: invalid usage.
     """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -13,17 +16,18 @@ import pytest
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
 from strictq._sql import HOT
+from strictq._store.disk.wal_file import UNSYNCED_MAX
 from strictq._store.hot.direct import Direct
 from tests.store.test_hot import require_agreement
-from tests.support.internals import connection_of
+from tests.support.internals import connection_of, store_of
 
 ARRIVAL, EVENT = HOT.append_arrival, HOT.append_event
 
 
-@pytest.fixture
-def q(queue_path: str) -> Iterator[Queue]:
+@pytest.fixture(params=["process", "full"])
+def q(request: pytest.FixtureRequest, queue_path: str) -> Iterator[Queue]:
     """Yield a queue with current memory, and empty hot lanes "a" and "b"."""
-    with strictq.open(queue_path, durability="process", shards=1) as q:
+    with strictq.open(queue_path, durability=request.param, shards=1) as q:
         for _ in range(2):
             q.send_many([Message(b"", key=key) for key in ("a", "b")])
             q.ack_many(q.receive(2))
@@ -31,9 +35,12 @@ def q(queue_path: str) -> Iterator[Queue]:
 
 
 def statements(q: Queue, act: Callable[[], object]) -> list[str]:
-    """Return what runs on the writing connection."""
+    """Return what runs on the writing connection, apart from whether commits are synced."""
+    return [sql for sql in traced(connection_of(q), act) if not sql.startswith("PRAGMA synchronous")]
+
+
+def traced(db: apsw.Connection, act: Callable[[], object]) -> list[str]:
     seen: list[str] = []
-    db = connection_of(q)
     tracer: Any = lambda event: seen.append(event["sql"])  # noqa: E731
     db.trace_v2(apsw.SQLITE_TRACE_STMT, tracer)
     act()
@@ -91,6 +98,52 @@ def test_where_another_process_wrote_nothing_is_written(q: Queue, queue_path: st
             assert {m.seq for m in other.peek("a")} == {4, 5} if elsewhere == "sent" else {4}
         require_agreement(q, other)
         other.release("a")
+
+
+def test_at_full_sends_and_acks_are_synced_and_few_receives_follow_each_other_without(queue_path: str) -> None:
+    on, off = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
+    with strictq.open(queue_path, durability="full", shards=1) as q:
+        for _ in range(2):
+            q.send_many([Message(b"", key=key) for key in "abcdef"])
+            q.ack_many(q.receive(6))
+        for key in "abcdef":
+            q.send(b"1", key=key)
+        held: list[Delivery] = []
+        receive = lambda: held.extend(q.receive(1))  # noqa: E731
+        db = connection_of(q)
+        assert traced(db, receive) == [off, EVENT]
+        assert [traced(db, receive) for _ in range(UNSYNCED_MAX - 1)] == [[EVENT]] * (UNSYNCED_MAX - 1)
+        assert traced(db, receive) == [on, EVENT]
+        assert traced(db, receive) == [off, EVENT]
+        assert traced(db, held[0].ack) == [on, EVENT]
+        assert traced(db, lambda: q.send(b"2", key="a")) == [ARRIVAL]
+        assert [d.key for d in held] == list("abcdef")
+
+
+def test_at_full_callers_that_find_another_one_at_work_share_a_commit(queue_path: str) -> None:
+    with strictq.open(queue_path, durability="full", shards=1) as q, ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            q.send_many([Message(b"", key=key) for key in "abcd"])
+            q.ack_many(q.receive(4))
+        shard = store_of(q).shards[0]
+        working, go = threading.Event(), threading.Event()
+
+        def slow(_tx: object) -> None:
+            working.set()
+            go.wait(60)
+
+        def act() -> None:
+            first = pool.submit(shard.run, slow)
+            working.wait(60)
+            others = [pool.submit(q.send, b"1", key=key) for key in "abc"]
+            while len(shard._writer._grouping._waiting) < len(others):
+                time.sleep(0.001)
+            go.set()
+            for done in [first, *others]:
+                done.result(60)
+
+        assert statements(q, act).count("COMMIT") == 2
+        assert statements(q, lambda: q.send(b"2", key="a")) == [ARRIVAL]
 
 
 def test_settings_that_change_on_the_way_count(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from strictq._store import shard as shard_module
 from strictq._store.commit import writer
 from strictq._store.commit.tx import Tx
 from strictq._store.hot import cooling
-from strictq._store.hot.memory import decoded_keys, encoded_keys
+from strictq._store.hot.journal import decoded_keys, encoded_keys
 from strictq.testing import FakeClock
 from tests.support.hot import require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
@@ -387,7 +388,7 @@ def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str, mo
         require_agreement(q, other)
 
 
-def settle_others(q: strictq.Queue, names: range) -> None:
+def settle_others(q: strictq.Queue, names: Iterable[int]) -> None:
     """Send and ack messages of other keys."""
     for n in names:
         q.send(b"", key=f"x{n}")
@@ -427,6 +428,29 @@ def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
         with strictq.open(queue_path) as other:
             for each in (q, other):
                 each.delivery(d.handle).ack()
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_lane_that_cools_while_a_fold_is_under_way_is_not_folded_again(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cooling, "SLICES", 3)
+    monkeypatch.setattr(cooling, "EVENTS_MAX", 1000)
+    with strictq.open(queue_path, shards=1, config=HOT, durability="process") as q, strictq.open(queue_path) as other:
+        hot = shard_of(q).hot
+        assert hot is not None
+        others = iter(range(100))
+        while not hot.slices:
+            settle_others(q, [next(others)])
+        folding = hot.sweep[-1].key[1:].decode()
+        q.hold(folding)
+        while hot.slices < 2:
+            settle_others(q, [next(others)])
+        require_agreement(q, other)
+        q.send(b"held", key=folding)
+        assert q.receive(10) == []
+        q.release(folding)
+        assert [(d.key, d.seq) for d in q.receive(10)] == [(folding, 2)]
 
 
 @pytest.mark.usefixtures("narrow")

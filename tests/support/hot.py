@@ -48,7 +48,7 @@ def state(memory: Memory) -> dict[bytes, Any]:
 def ready(memory: Memory) -> list[bytes]:
     """Return the order of ready lanes in which claims would meet them."""
     waiting = [(lane.rows[0][ID], key) for key, lane in memory.lanes.items() if lane.rows and lane.lease is None]
-    head = memory.head()
+    head = memory.order.head()
     assert (None if head is None else head[1].key) == (min(waiting)[1] if waiting else None)
     return [key for _, key in sorted(waiting)]
 

@@ -50,6 +50,11 @@ class Grouping:
         self._group_size = 1
         self._waiting: deque[Call] = deque()
 
+    @property
+    def has_leader(self) -> bool:
+        """Whether a caller commits, or waits to."""
+        return self._leader() is not None
+
     def commit(self, call: Call) -> Tx | None:
         """Commit this call, and set its outcome.
 
@@ -93,8 +98,7 @@ class Grouping:
         def together() -> Tx:
             nonlocal synced
             # Waiting calls join once the transaction has begun, because they may withdraw until then. Whether it is synced must
-            # be
-            # decided before.
+            # be decided before.
             if not synced and self._waiting:
                 with self._gate:
                     synced = any(call.synced for call in self._waiting)
@@ -118,8 +122,7 @@ class Grouping:
         """Wait briefly for the callers that shared the last commit.
 
         That commit released them all, and the first of them leads. Without this it would commit alone while the others arrive,
-        and
-        every second commit would be a group of one.
+        and every second commit would be a group of one.
         """
         arrived = 0
         for _ in range(GATHER_TURNS):

@@ -190,14 +190,19 @@ class Writer:
         given: A,
         settings: tuple[QueueConfig, int],
         seconds: float | None = None,
+        *,
+        synced: bool = True,
     ) -> T | None:
-        """Let `work` commit with a single statement, which itself compares the tables with memory. At "process" only.
+        """Let `work` commit with a single statement, which itself compares the tables with memory.
+
+        At "full" it is not possible while another thread commits or waits to: they share a sync instead.
 
         Args:
             work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
                 nothing changed.
             settings: those that allow it.
             seconds: as for `run`. The caller then runs it as an operation.
+            synced: as for `run`. False: `work` calls `omit_sync` before its statement.
         Returns:
             None if it is not possible now.
         Raises:
@@ -206,12 +211,13 @@ class Writer:
         hot = self._hot
         if self._owner:
             self.require_outside()
-        if self._grouped or hot is None or not hot.is_current:
+        grouped = self._grouped
+        if hot is None or not hot.is_current or (grouped and self._grouping.has_leader):
             return None
         held: list[bool] = []
         try:
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS if seconds is None else seconds,))
-            if not held[0] and seconds is not None:
+            held += map(self._lock.acquire, _WAIT, (0.0 if grouped else BUSY_SECONDS if seconds is None else seconds,))
+            if not held[0] and (grouped or seconds is not None):
                 return None
             if not held[0] or self._closed or self._pid != _process.pid:
                 self._taken(held, BUSY_SECONDS)
@@ -224,6 +230,8 @@ class Writer:
             self._owner = threading.get_ident()
             self._lock_wait.seconds = seconds
             self._in_vain = False
+            if synced and grouped and not self.syncs:
+                self._sync_commits(db, True)
             return work(db, hot, totals, host.now(), given)
         except apsw.Error as e:
             raise self._failed_directly(e) from e
@@ -231,6 +239,17 @@ class Writer:
             if held and held[0]:
                 self._owner = 0
                 self._lock.release()
+
+    def omit_sync(self, db: apsw.Connection) -> None:
+        """Do not sync the next commit at "full", unless too many before it were not synced. The shard's lock is held."""
+        if not self._grouped:
+            return
+        commits = self._host.unsynced(self._shard)
+        if (commits >= UNSYNCED_MAX) != self.syncs:
+            self._sync_commits(db, not self.syncs)
+        if not self.syncs:
+            # If another process commits before the statement that follows, that statement writes nothing.
+            self._host.count_unsynced(self._shard, commits + 1)
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
         """Return the error for a failed single-statement transaction. SQLite has rolled it back, unless its COMMIT failed."""

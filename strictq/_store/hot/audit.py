@@ -10,7 +10,7 @@ import apsw
 
 from ..._sql import HOT
 from ..commit.tx import TOKEN_BITS
-from .memory import ACK, CLAIM, COOL, EXTEND, ID_BYTES, RELEASE, START, decoded_keys
+from .journal import ACK, CLAIM, COOL, EXTEND, ID_BYTES, RELEASE, START, decoded_keys
 
 
 class _Lane:

@@ -16,7 +16,9 @@ from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, Done, HotLane, Memory, encoded_keys
+from .journal import COOL, ENTRY_HI, ENTRY_ID, encoded_keys
+from .lane import DONE_LOW, Done, HotLane
+from .memory import Memory
 
 WINDOW: Final = 12_288
 """The number of rows in the inbox beyond which lanes cool."""
@@ -171,11 +173,11 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     _number(tx, leaving)
     _write(tx, hot, sorted(leaving, key=_NUMBER_OF))
     keys = [lane.key for lane in leaving if lane.touched > upto]
-    told = [lane.key for lane in known]
+    kept = [lane.key for lane in known]
     hot.seen += 1
-    tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, len(keys), 0, upto, 0, 0, None, encoded_keys([*keys, *told])))
-    hot.events.append((hot.seen, COOL, tx.now, 0, hot.top if keys or told else upto))
-    hot.cool(keys, upto, told)
+    tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, len(keys), 0, upto, 0, 0, None, encoded_keys([*keys, *kept])))
+    hot.events.append((hot.seen, COOL, tx.now, 0, hot.top if keys or kept else upto))
+    hot.cool(keys, upto, kept)
     if upto:
         tx.run(HOT.cut_inbox, (upto,))
         cut = 0

@@ -24,7 +24,9 @@ from ..lanes.lanes import SAYS_STARTS
 from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Row, Settlement
 from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
-from .memory import ACK, CLAIM, Claim, HotLane, Memory
+from .journal import ACK, CLAIM
+from .lane import Claim, HotLane
+from .memory import Memory
 
 # Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
@@ -124,7 +126,7 @@ class Direct:
         ):  # fmt: skip
             return None
         attempt.lease = self._lease if request.lease is None else request.lease
-        return self._writer.direct(self._claim, attempt, settings, seconds)
+        return self._writer.direct(self._claim, attempt, settings, seconds, synced=False)
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
         """Ack these messages if live leases of hot lanes hold all of them."""
@@ -151,8 +153,8 @@ class Direct:
             return None
         request = attempt.request
         hot.unsure = True
-        taken, messages, room = hot.take_first(request.room, request.per_key or request.room, now)
-        if room > 0 and taken and hot.head() is not None:
+        taken, messages, room = hot.order.take(request.room, request.per_key or request.room, now)
+        if room > 0 and taken and hot.order.head() is not None:
             hot.release(taken)  # the next lane is not for hot lanes alone
             taken = []
         if not taken:
@@ -171,6 +173,7 @@ class Direct:
         changes = db.total_changes()
         attempt.brought.append((attempt.shard, attempt, claimed))
         try:
+            self._writer.omit_sync(db)
             db.execute(HOT.append_event, row)
             if db.total_changes() == changes:
                 _refused(hot, taken)

@@ -83,7 +83,7 @@ class Shadows:
     def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
         """Return whether a hot lane is ready, and the time before which no lease of theirs ends."""
         self._agree(db)
-        return self._memory.head() is not None, self._memory.next_deadline
+        return self._memory.order.head() is not None, self._memory.next_deadline
 
     def forget(self) -> None:
         """Discard the state: what was prepared was rolled back."""

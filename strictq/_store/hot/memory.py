@@ -16,170 +16,23 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
 from ..._errors import StoreCorrupt
 from ..._sql import HOT
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
-from ..lanes import resolution
-from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
+from ..lanes.leases import EXPIRES, ID, KEY, SEQ, Row
+from .journal import ACK, CLAIM, COOL, ENTRY_ID, EXTEND, ID_BYTES, RELEASE, START, Entry, decoded_keys
+from .lane import NO_ROWS, Claim, HotLane, HotLease
+from .order import ReadyOrder
 
 if TYPE_CHECKING:
     from ..lanes.send import Item
 
-CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
-"""Kinds of rows of the journal."""
-ID_BYTES: Final = 8
 _ID_OF: Final = itemgetter(ID)
-_SEQ_BITS: Final = 64
-_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
-_NO_ROWS: Final[list[Row]] = []
-"""The rows of every lane without messages. Never changed: a lane gets its own list with its first message."""
-_KEY_BYTES: Final = 2
-"""The size of a key's length in a row that names keys."""
-
-
-class Claim(NamedTuple):
-    """What the leases of one claim have in common.
-
-    Attributes:
-        before: how far before its first message `started` of a lease is, while nothing is started. See `lanes.SAYS_STARTS`.
-        charged: a single message in its lease counts as started.
-    """
-
-    token: int
-    at: int
-    deadline: int
-    before: int
-    charged: bool
-    consumer: str
-
-
-class HotLease:
-    """The lease on the first messages of a hot lane.
-
-    Attributes:
-        lo, hi: its messages are those of the lane with lo <= seq <= hi.
-        low: the arrival number of the first message that it ever held.
-        started: as in the table `lease`.
-        pending: how many are unresolved. They are the first rows of the lane.
-    """
-
-    __slots__ = ("claim", "hi", "lo", "low", "pending", "started")
-
-    claim: Claim
-    lo: int
-    hi: int
-    low: int
-    started: int
-    pending: int
-
-
-# A plain tuple, because the garbage collector does not traverse it again.
-Done = tuple[int, int, Sequence[int]]
-"""A hot lane's acks in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
-numbers, and the seqs, ascending."""
-DONE_LOW: Final = 1
-
-
-class HotLane:
-    """One hot lane. `send.issue` numbers its messages like those of a `Tail`.
-
-    Attributes:
-        seq: the newest issued seq.
-        next: the first unused seq of those that `issue` reserved last.
-        rows: unresolved messages, seq ascending; the lease's first.
-        touched: the arrival number of its newest message, resolved or not.
-        listed: the arrival number of its place in the order, which may be stale; 0: it has none.
-        expires: the time before which no message of it expires.
-        number: the id of its row in `lane`; 0: it is unknown, or there is none.
-        gone: it has cooled. Its key may be hot again, as another object.
-    """
-
-    __slots__ = ("active_at", "done", "expires", "gone", "key", "lease", "listed", "next", "number", "rows", "seq", "touched")
-
-    def __init__(self, key: bytes, seq: int, number: int = 0) -> None:
-        self.key = key
-        self.number = number
-        self.seq = seq
-        self.next = seq + 1
-        self.rows: list[Row] = _NO_ROWS
-        self.lease: HotLease | None = None
-        self.done: Done | None = None
-        self.touched = 0
-        self.active_at = 0
-        self.expires = NEVER
-        self.listed = 0
-        self.gone = False
-
-    @classmethod
-    def of_tail(cls, key: bytes, tail: int) -> HotLane:
-        """Create the lane that has this tail, when it becomes hot again."""
-        return cls(key, tail & _SEQ_MASK, tail >> _SEQ_BITS)
-
-    @property
-    def tail(self) -> int:
-        """The id of its row, and its last seq, as one number: the garbage collector skips a dict of numbers."""
-        return self.number << _SEQ_BITS | self.seq
-
-    @property
-    def low(self) -> int:
-        """The lowest row of the inbox that this lane still needs."""
-        low: int = self.touched
-        if self.lease is not None:
-            low = self.lease.low
-        elif self.rows:
-            low = self.rows[0][ID]
-        return low
-
-    def is_over(self, now: int) -> bool:
-        """Return whether one of its messages may have expired."""
-        return now >= self.expires
-
-    # Its rows in the tables, under a given number.
-
-    def state_row(self, number: int) -> tuple[int, int, int, int]:
-        """Return last_seq, resolved, active_at and the number."""
-        rows = self.rows
-        last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
-        return last_seq, self.seq - len(rows), self.active_at, number
-
-    def lane_row(self, number: int) -> tuple[int | None, int | None, int | None, str | None, int, int, int, int]:
-        """Return its last acks (token, lowest and highest seq, gaps; all None: those in its row), and its state."""
-        seq, done = self.seq, self.done
-        state = self.state_row(number) if self.rows else (seq, seq, self.active_at, number)
-        if done is None:
-            return None, None, None, None, *state
-        seqs = done[2]
-        lo, hi = seqs[0], seqs[-1]
-        return done[0], lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, *state
-
-    def message_rows(self, number: int) -> list[tuple[Any, ...]]:
-        """Return rows of (number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)."""
-        return [
-            (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
-            for r in self.rows
-        ]
-
-    def lease_row(self, number: int) -> tuple[int, int, str, int, int, int, int, int, int] | None:
-        """Return number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease. None: it has none."""
-        lease = self.lease
-        if lease is None:
-            return None
-        claim = lease.claim
-        return (
-            number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline,
-        )  # fmt: skip
-
-
-# A row of the journal without its data. A plain tuple of numbers, because the garbage collector does not traverse it again.
-Entry = tuple[int, int, int, int, int]
-"""Its id, kind and time, its number of messages, and the highest of their rows in the inbox."""
-ENTRY_ID, ENTRY_HI = 0, 4
 
 
 class Memory:
@@ -221,11 +74,7 @@ class Memory:
         """Rows of the inbox."""
         self._owners: list[HotLane] = []
         """The lanes of these rows."""
-        # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
-        self._fifo: deque[HotLane] = deque()
-        self._fifo_at: deque[int] = deque()
-        """Their arrival numbers. A tuple for each lane would be another object for the garbage collector."""
-        self._heap: list[tuple[int, HotLane]] = []
+        self.order = ReadyOrder()
         self.gate = -1
         """How often the counter row was written, as far as memory knows; -1: unknown."""
         self._counts = False
@@ -296,7 +145,7 @@ class Memory:
     def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
         """Return whether a lane is ready, as of this read transaction, and the time before which no lease of theirs ends."""
         self.agree(db, Totals.read(db))
-        return self.head() is not None, self.next_deadline
+        return self.order.head() is not None, self.next_deadline
 
     def undone(self, db: apsw.Connection) -> None:
         """Adapt to the rollback of an operation of a group, in a transaction that continues."""
@@ -439,9 +288,7 @@ class Memory:
             arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
-                self._fifo.append(lane)
-                self._fifo_at.append(arrival)
-                lane.listed = arrival
+                self.order.append(lane, arrival)
                 lane.rows = [row]
                 first = True
             else:
@@ -468,7 +315,7 @@ class Memory:
         """
         ready = False
         arrival = first
-        fifo, fifo_at = self._fifo, self._fifo_at
+        list_new = self.order.append
         owners: list[HotLane] = []
         seqs: list[int] = []
         for key, body, _, _ in items:
@@ -481,9 +328,7 @@ class Memory:
                 rows.append(row)
             else:
                 lane.rows = [row]
-                fifo.append(lane)
-                fifo_at.append(arrival)
-                lane.listed = arrival
+                list_new(lane, arrival)
                 ready = True
             lane.touched = arrival
             owners.append(lane)
@@ -532,7 +377,7 @@ class Memory:
             first = rows[0]
             waiting = lane.rows
             if n == len(waiting):
-                lane.rows = waiting = _NO_ROWS
+                lane.rows = waiting = NO_ROWS
             elif rows[-1] is waiting[n - 1]:
                 del waiting[:n]
             else:
@@ -549,7 +394,7 @@ class Memory:
             if not n:
                 lane.lease = None
                 if waiting:
-                    self._list(lane)
+                    self.order.insert(lane)
                     ready = True
         return ready
 
@@ -570,15 +415,15 @@ class Memory:
         """Release whole leases."""
         for lane in some:
             lane.lease = None
-            self._list(lane)
+            self.order.insert(lane)
 
-    def cool(self, keys: Iterable[bytes], upto: int, told: Iterable[bytes]) -> None:
+    def cool(self, keys: Iterable[bytes], upto: int, known: Iterable[bytes]) -> None:
         """Remove cooled lanes: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
 
         Args:
-            told: keys whose lanes stay hot, and have their last acks in their rows.
+            known: keys whose lanes stay hot, and have their last acks in their rows.
         """
-        for key in told:
+        for key in known:
             if (lane := self.lanes.get(key)) is not None:
                 lane.done = None
         for key in keys:
@@ -596,71 +441,6 @@ class Memory:
         lane.gone = True
         del self.lanes[lane.key]
 
-    # ---- the order of ready lanes
-
-    def head(self) -> tuple[int, HotLane] | None:
-        """Return the ready lane with the oldest head, and that head's arrival number. None: no lane is ready."""
-        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
-        while fifo or heap:
-            first = heap and (not fifo or heap[0][0] < fifo_at[0])
-            arrival, lane = heap[0] if first else (fifo_at[0], fifo[0])
-            if lane.listed == arrival:
-                if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
-                    return arrival, lane
-                lane.listed = 0
-            if first:
-                heappop(heap)
-            else:
-                self._shift()
-        return None
-
-    def _shift(self) -> HotLane:
-        """Remove the first lane from `_fifo`."""
-        self._fifo_at.popleft()
-        return self._fifo.popleft()
-
-    def take_first(self, room: int, most: int, now: int) -> tuple[list[HotLane], list[Sequence[Row]], int]:
-        """Remove the next lanes from the order, with the first `most` messages of each.
-
-        Stops when the room is used up, or at a lane whose messages may have expired or have bodies stored out of line.
-
-        Returns:
-            The lanes, their messages, and the remaining room.
-        """
-        taken: list[HotLane] = []
-        messages: list[Sequence[Row]] = []
-        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
-        while room > 0:
-            if heap or not fifo:
-                head = self.head()
-                if head is None:
-                    break
-                lane = head[1]
-                waiting = lane.rows
-            else:  # as `head`, written out, because it runs for every lane
-                arrival, lane = fifo_at[0], fifo[0]
-                waiting = lane.rows
-                if lane.listed != arrival:
-                    self._shift()
-                    continue
-                if not waiting or waiting[0][ID] != arrival or lane.lease is not None or lane.gone:
-                    lane.listed = 0
-                    self._shift()
-                    continue
-            rows = waiting[: most if most < room else room]
-            if now >= lane.expires or (rows[0][BODY] is None if len(rows) == 1 else None in [row[BODY] for row in rows]):
-                break
-            if heap:
-                self.pop()
-            else:
-                fifo.popleft()
-                fifo_at.popleft()
-                lane.listed = 0
-            taken.append(lane)
-            messages.append(rows)
-            room -= len(rows)
-        return taken, messages, room
-
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Return whether there is nothing to claim in the tables.
 
@@ -677,21 +457,6 @@ class Memory:
         """Return the same without reading them. False: it is unknown."""
         return self._quiet_from == self.gate and now < self._quiet_to
 
-    def pop(self) -> None:
-        """Remove what `head` returned from the order."""
-        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo_at[0]):
-            _, lane = heappop(self._heap)
-        else:
-            lane = self._shift()
-        lane.listed = 0
-
-    def _list(self, lane: HotLane) -> None:
-        """Insert a lane into the order, at the arrival of its head, unless it is there."""
-        arrival = lane.rows[0][ID]
-        if lane.listed != arrival:
-            lane.listed = arrival
-            heappush(self._heap, (arrival, lane))
-
     def expired(self, now: int, limit: int) -> list[HotLane]:
         """Return at most `limit` lanes whose leases have expired. Called once `next_deadline` has passed."""
         ends = [(lane.lease.claim.deadline, lane) for lane in self.lanes.values() if lane.lease is not None]
@@ -707,22 +472,8 @@ class Memory:
     @property
     def looks_ready(self) -> bool:
         """Whether a lane may be ready."""
-        return bool(self._fifo or self._heap)
+        return bool(self.order)
 
     def owners(self, n: int) -> list[HotLane]:
         """Return the lanes of the first n rows of the inbox, without duplicates and without those that have cooled."""
         return [lane for lane in dict.fromkeys(self._owners[:n]) if not lane.gone]
-
-
-def encoded_keys(keys: Iterable[bytes]) -> bytes:
-    return b"".join(len(key).to_bytes(_KEY_BYTES, "little") + key for key in keys)
-
-
-def decoded_keys(data: bytes) -> list[bytes]:
-    keys: list[bytes] = []
-    at = 0
-    while at < len(data):
-        start = at + _KEY_BYTES
-        at = start + int.from_bytes(data[at:start], "little")
-        keys.append(data[start:at])
-    return keys

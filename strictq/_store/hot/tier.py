@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_values
 from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
-from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
+from .journal import ACK, CLAIM, EXTEND, RELEASE, START
+from .lane import Claim, HotLane, HotLease
+from .memory import Memory
 
 if TYPE_CHECKING:
     from ..lanes.send import Item

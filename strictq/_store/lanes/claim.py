@@ -19,7 +19,8 @@ from ..bulk import packing
 from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, SECOND, Tx, insert_rows
 from ..hot import cooling, tier
-from ..hot.memory import Claim, HotLane, Memory
+from ..hot.lane import Claim, HotLane
+from ..hot.memory import Memory
 from . import history, lanes, retries, sweeps
 from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, Claimed, Held, Row
 
@@ -278,7 +279,7 @@ def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
     tx, last = work.tx, work.last
     most = work.request.per_key or work.room
     while work.room > 0 and not work.stop:
-        head = hot.head()
+        head = hot.order.head()
         cold = None if quiet else tx.run(HOT.next_cold, (work.after,)).get
         if cold is not None and cold > last:
             cold = None
@@ -303,21 +304,21 @@ def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | N
         cooling.cool(work.tx, _until_full(work, hot, most, cold))
         return False
     if cold is None:
-        taken, messages, work.room = hot.take_first(work.room, most, now)
+        taken, messages, work.room = hot.order.take(work.room, most, now)
         work.hot += taken
         work.out.hot += messages
-        if work.room <= 0 or (head := hot.head()) is None:
+        if work.room <= 0 or (head := hot.order.head()) is None:
             return True
         lane = head[1]
     while True:
         if lane.is_over(now):
             cooling.cool(work.tx, [lane])  # it keeps its position in the cold order, where it is next
             return False
-        hot.pop()
+        hot.order.pop()
         work.take_hot(lane, lane.rows[: min(most, work.room)])
         if work.room <= 0:
             return True
-        head = hot.head()
+        head = hot.order.head()
         if head is None or (cold is not None and head[0] > cold):
             return True
         lane = head[1]
@@ -327,8 +328,8 @@ def _until_full(work: _Claim, hot: Memory, most: int, cold: int | None) -> list[
     """Remove the next hot lanes from the order: as many as fill the request, up to a cold lane's position."""
     some: list[HotLane] = []
     room = work.room
-    while room > 0 and (head := hot.head()) is not None and (cold is None or head[0] < cold):
-        hot.pop()
+    while room > 0 and (head := hot.order.head()) is not None and (cold is None or head[0] < cold):
+        hot.order.pop()
         some.append(head[1])
         room -= min(len(head[1].rows), most)
     return some

@@ -20,7 +20,8 @@ from ..._lazy import LazyList
 from ..._sql import HOT, SEND, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling, tier
-from ..hot.memory import HotLane, Memory
+from ..hot.lane import HotLane
+from ..hot.memory import Memory
 from . import lanes
 from .leases import Row
 

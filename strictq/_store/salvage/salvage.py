@@ -37,7 +37,7 @@ from ..commit.connection import MEMORY, connect
 from ..commit.tx import Totals, Tx
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row, Tree, free_pages
-from ..hot.memory import ACK, COOL, decoded_keys
+from ..hot.journal import ACK, COOL, decoded_keys
 from ..lanes import check, lanes
 from ..store import Store
 from ..topology import Range
