@@ -10,6 +10,7 @@ others go on, and the exit code is 1. To repeat it:
 
     python -m tests.campaigns powercut --seed 17 --rounds 1
 
+`replicas` ships one program a round, and cuts the power of its replica, of its target, and of a queue that is restored.
 `enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
