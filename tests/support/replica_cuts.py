@@ -289,14 +289,14 @@ class ReplicaJudge:
     _looked: set[object] = attrs.Factory(set)
     _ended: set[object] = attrs.Factory(set)
 
-    def judge(self, made: ReceivedRun, *, every: int = 1, phase: int = 0) -> int:
+    def judge(self, made: ReceivedRun, *, every: int = 1) -> int:
         """Cut the power at every `every`-th point, and at each point of a promise more. Return the number of images.
 
         Raises:
             Broken: something confirmed is missing, or receiving or promoting does not continue.
         """
         before = self.images.total()
-        for n, mode, disk, promises in cuts(made, every=every, phase=phase):
+        for n, mode, disk, promises in cuts(made, lambda n, more: more or n % every == 0):
             key = disk.fingerprint(), promises.had
             try:
                 if (facts := self._seen.get(key)) is not None:
@@ -373,12 +373,16 @@ def _live_contents(home: Path) -> Iterator[object]:
         yield path.name, None if path.name.endswith("-shm") else hash(path.read_bytes())
 
 
-def cuts(made: ReceivedRun, *, every: int, phase: int) -> Iterator[tuple[int, str, Disk, ReplicaPromises]]:
-    """Yield what a power cut may leave: the entry behind which it came, the treatment of unsynced data, and the promises then."""
+def cuts(made: ReceivedRun, wanted: Callable[[int, bool], bool]) -> Iterator[tuple[int, str, Disk, ReplicaPromises]]:
+    """Yield what a power cut may leave: the entry behind which it came, the treatment of unsynced data, and the promises then.
+
+    Args:
+        wanted: whether to cut behind this entry; it is also given whether the entry is a promise.
+    """
     platter, promises = Platter(made.start), attrs.evolve(made.promises)
     for n, op in enumerate(made.ops):
         platter.follow(op)
-        if not promises.follow(op) and n % every != phase:
+        if not wanted(n, promises.follow(op)):
             continue
         for mode in MODES if platter.pending else MODES[:1]:
             yield n, mode, platter.cut(mode, random.Random(n)), attrs.evolve(promises)
@@ -388,7 +392,7 @@ def cut_again(judge: ReplicaJudge, made: ReceivedRun, root: Path, *, seed: int, 
     """Cut the power, and cut it again at each point while the replica catches up. Return the number of images."""
     chance = random.Random(seed)
     at = sorted(chance.sample(range(len(made.ops)), min(times, len(made.ops))))
-    chosen = [cut for cut in cuts(made, every=1, phase=0) if cut[0] in at]
+    chosen = list(cuts(made, lambda n, _more: n in at))
     done = 0
     for n in at:
         _, _, disk, promises = chance.choice([cut for cut in chosen if cut[0] == n])
@@ -396,9 +400,8 @@ def cut_again(judge: ReplicaJudge, made: ReceivedRun, root: Path, *, seed: int, 
         clock = FakeClock()
         clock.advance(100.0)
         clock.reboot()
-        if promises.had >= 0 and not promises.promoted:
-            promises = attrs.evolve(promises, had=-1) if ReplicaState.read(root / HOME).role == "replica" else promises
-        second = _record(root, judge.run, clock, chance, promises, 1 << 30)
-        done += judge.judge(second, every=every)
+        if promises.had >= 0 and not promises.promoted and ReplicaState.read(root / HOME).role == "replica":
+            promises = attrs.evolve(promises, had=-1)  # the promotion left nothing
+        done += judge.judge(_record(root, judge.run, clock, chance, promises, 1 << 30), every=every)
         shutil.rmtree(root)
     return done
