@@ -7,14 +7,16 @@ unchanged, until it is acked. Its leases have no deadline.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
-from ._errors import ConsumerBusy, ForkedProcess, HandoutGone, InvalidArgument, StoreError
+from ._errors import ConsumerBusy, ForkedProcess, HandoutGone, InvalidArgument, StoreError, StrictqError
 from ._parallel import AT_ONCE
-from ._store.api import Allowance, Encode, Holding, Known, Part, Want
+from ._store.api import Allowance, Block, Encode, Held, Holding, Known, PackedColumns, Part, Want
 
 if TYPE_CHECKING:
     from .queue import Queue
@@ -26,6 +28,10 @@ PART_MESSAGES: Final = 5_000
 """Messages of a shard's part of a batch, if more shards have messages than are written to at a time."""
 LOCK_SECONDS: Final = 10
 """Seconds that a new holder waits for the lock, which a stopping process may still hold."""
+DEFERRED_MIN: Final = 5_000
+"""Messages of a batch from which its ack is deferred. Acking fewer costs less than a transaction of its own."""
+PAUSE_MAX: Final = 15
+"""The most batches for which deferring is not tried, after it failed. Doubles each time."""
 
 
 class Holder:
@@ -38,9 +44,12 @@ class Holder:
             is rolled back.
         keep: number of acked batches that stay readable.
         packed: encode also accepts leases whose messages are stored by column.
+        deferring: `take` may return before it has acked, and ack while the caller processes the next batch.
     """
 
-    def __init__(self, queue: Queue, consumer: str, encode: Encode, *, keep: int = KEEP, packed: bool = False) -> None:
+    def __init__(
+        self, queue: Queue, consumer: str, encode: Encode, *, keep: int = KEEP, packed: bool = False, deferring: bool = False
+    ) -> None:
         self._storage = queue._storage
         self._handouts = queue._storage.handouts
         self.name = validate.name("consumer", consumer)
@@ -54,6 +63,12 @@ class Holder:
         """The state of each shard; None: read it again."""
         self._turn = -1
         """The last shard whose turn it was: the next batch begins with the one behind it."""
+        self._deferring = deferring
+        self._deferred: _DeferredAck | None = None
+        self._taken = 0
+        """The number of messages of the newest batch; 0: the next call must ack what is before it."""
+        self._pause = self._paused = 0
+        """The number of batches for which deferring is not tried, and how many of these are left."""
 
     # ---- holding the consumer
 
@@ -77,6 +92,7 @@ class Holder:
 
     def close(self) -> None:
         """Release the consumer. Its unacked batches stay leased for the next holder."""
+        self.wait()
         self.epoch = 0
         self._known = None
         self._lock.leave()
@@ -85,7 +101,10 @@ class Holder:
 
     @property
     def acked(self) -> int:
-        """The number up to which batches are acked or released: the start of a consumer without its own checkpoint."""
+        """The number up to which batches are acked or released: the start of a consumer without its own checkpoint.
+
+        A deferred ack counts after the next call that writes.
+        """
         return max(k.acked for k in self._look().values())
 
     @property
@@ -112,6 +131,7 @@ class Holder:
         Args:
             every: count all unresolved messages, also in shards where none is ready.
         """
+        self.wait()
         found = self._handouts.pending(self.name, self._look(), start, every=every)
         return sum(found.values()) if found else None
 
@@ -128,7 +148,8 @@ class Holder:
         """Ack every batch up to `start`, then lease and record the next one.
 
         If batch start + 1 is recorded, even in part, it is returned unchanged. Otherwise the oldest ready messages are leased and
-        recorded, in one transaction per shard; durable on return.
+        recorded, in one transaction per shard; durable on return. A deferring holder acks a large batch after the return, if
+        lanes without unacked messages fill the next one. The next call waits for that.
 
         Args:
             start: the number of the last processed batch.
@@ -146,6 +167,7 @@ class Holder:
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
         validate.whole("bytes_max", bytes_max, 1, 2**62)
         self._storage.require_open()
+        self.wait()
         last = self.last
         if not 0 <= start <= last:
             raise HandoutGone(f"consumer {self.name!r} of this queue has {last} batches, fewer than {start}")
@@ -153,9 +175,13 @@ class Holder:
             self._parts(start + 1, sync=True)
             self._ack(start)
             return start + 1
-        pending = self._handouts.pending(self.name, self._look(), start, every=arrived is not None)
+        known = self._look()
+        # Without an open batch the number is exact, so a transaction in an empty shard would find nothing.
+        counted = self._handouts.pending(self.name, known, start, every=arrived is not None)
+        pending = {shard: n for shard, n in counted.items() if n or known[shard].open}
         left = Allowance(messages_max, bytes_max)
         failed: StoreError | None = None
+        deferring = self._defers()
         for ready in self._by_turn(pending, messages_max):
             if messages_max >= 2 * len(ready):
                 ready.sort(key=pending.__getitem__)  # with less room than that, the shards take turns
@@ -164,11 +190,20 @@ class Holder:
                 # the rest of their share goes to the others.
                 even = left.messages // len(ready)
                 n = len(ready) if left.full or 2 <= even <= pending[ready[0]] else 1
-                failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
+                wants = _wants(ready, n, left, arrived)
+                if deferring:
+                    wants = self._record_only(start, wants, pending, left)
+                failed = self._advance(start, wants, left) or failed
                 ready = ready[n:]
-        if failed is not None and not left.taken:
-            raise failed
-        return start + 1 if left.taken else start
+        if not left.taken:
+            if failed is not None:
+                raise failed
+            self._ack(start)
+            return start
+        self._taken = left.taken
+        if deferring:
+            self._ack_later(start)
+        return start + 1
 
     def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
         """Divide the shards into those that give messages first, and those that give some if there is room left.
@@ -194,6 +229,9 @@ class Holder:
             StoreError: a shard failed; the others have acked.
         """
         self._storage.require_open()
+        if self._deferred is not None and upto <= self._deferred.upto:
+            return
+        self.wait()
         self._ack(min(upto, self.last))
 
     def _ack(self, upto: int) -> None:
@@ -205,11 +243,74 @@ class Holder:
         """Ack up to `start`, and add the shards' parts of batch start + 1. Return the error of a shard, if one failed."""
         known = self._look()
         self._known = None  # if this raises, the changes may have been committed
-        by = Holding(self.name, self.epoch, self.encode, self._packed, self.keep)
-        done = self._handouts.advance(by, known, start, wants, left)
+        done = self._handouts.advance(self._by(self.encode), known, start, wants, left)
         if done.failed is None:
             self._known = {**known, **done.known}
         return done.failed
+
+    def _by(self, encode: Encode) -> Holding:
+        return Holding(self.name, self.epoch, encode, self._packed, self.keep)
+
+    # ---- deferred acks
+
+    def wait(self) -> None:
+        """Wait for a deferred ack. If it failed, the next call repeats it, and raises its error."""
+        if self._deferred is None:
+            return
+        known, self._deferred = self._deferred.join(), None
+        if known is None:
+            self._taken = 0
+        self._known = None if known is None or self._known is None else {**self._known, **known}
+
+    def _defers(self) -> bool:
+        """Return whether the next batch may be recorded before the one before it is acked."""
+        if not self._deferring or self._taken < DEFERRED_MIN:
+            return False
+        self._paused -= 1
+        return self._paused < 0
+
+    def _record_only(
+        self, start: int, wants: Mapping[int, Want | None], pending: Mapping[int, int], left: Allowance
+    ) -> dict[int, Want | None]:
+        """Add the parts of batch start + 1 of shards that can fill their share from lanes without unacked messages.
+
+        Returns:
+            The wants of the other shards, which must ack first, because that makes more lanes ready.
+        """
+        known = self._look()
+        unacked = {shard for shard in wants if any(n <= start for n in known[shard].open)}
+        full = {s: want for s, want in wants.items() if s in unacked and want is not None and want.messages <= pending[s]}
+        if full:
+
+            def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterable[Block]:
+                if sum(of.messages if isinstance(of, PackedColumns) else len(of) for of in leases) < full[shard].messages:
+                    raise _TooFew("too few lanes are ready", shard=shard)
+                return self.encode(leases, shard)
+
+            # An open batch that the store does not know of is not acked.
+            without = {shard: known[shard]._replace(open=frozenset()) for shard in full}
+            self._known = None
+            done = self._handouts.advance(self._by(encode), without, start, full, left)
+            if done.failed is None:
+                self._known = {**known, **{s: k._replace(open=k.open | known[s].open) for s, k in done.known.items()}}
+            known = self._look()
+            if all(known[shard].last > start for shard in full):
+                self._pause = 0
+            else:
+                self._pause = self._paused = min(2 * self._pause + 1, PAUSE_MAX)
+        return {s: want for s, want in wants.items() if known[s].last <= start and not (want is None and s in unacked)}
+
+    def _ack_later(self, start: int) -> None:
+        unacked = {shard: k for shard, k in self._look().items() if any(n <= start for n in k.open)}
+        if not unacked:
+            return
+        by = self._by(self.encode)
+
+        def ack() -> dict[int, Known] | None:
+            done = self._handouts.advance(by, unacked, start, dict.fromkeys(unacked), Allowance(0, 0))
+            return done.known if done.failed is None else None
+
+        self._deferred = _DeferredAck(ack, start)
 
     # ---- recorded batches
 
@@ -232,6 +333,35 @@ class Holder:
         if not found:
             raise HandoutGone(f"consumer {self.name!r} of this queue has no batch {n}")
         return found
+
+
+class _TooFew(StoreError):
+    """Rolls a shard's part of a batch back."""
+
+
+class _DeferredAck:
+    """Acks batches in a thread.
+
+    Args:
+        ack: returns the new state of each shard that it changed; None: a shard failed.
+        upto: the last of the batches.
+    """
+
+    def __init__(self, ack: Callable[[], dict[int, Known] | None], upto: int) -> None:
+        self._ack = ack
+        self._known: dict[int, Known] | None = None
+        self.upto = upto
+        self._thread = Thread(target=self._run, name="strictq-acks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(StrictqError):  # the next call repeats it
+            self._known = self._ack()
+
+    def join(self) -> dict[int, Known] | None:
+        """Wait for the end, and return the result; None: it failed."""
+        self._thread.join()
+        return self._known
 
 
 def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:

@@ -9,10 +9,13 @@ import sys
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strictq._keys import Key
 from strictq.cli._command import printable
+
+if TYPE_CHECKING:
+    from strictq import ReplicationStatus
 
 CELL_CHARS_MAX: Final = 60
 """Number of characters of a long text that a cell shows. --json prints all of it."""
@@ -110,3 +113,28 @@ def size(count: float) -> str:
 def utc(at: float) -> str:
     """Format a time in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def status_line(found: ReplicationStatus | None) -> str:
+    """Return a replica's state as one line of text."""
+    if found is not None and found.mode == "replica":
+        heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
+        text = f"a replica: segment {found.segment:,}, last contact with the primary: {heard}"
+        return text if found.shipping else f"{text}, no process is receiving"
+    if found is not None and found.mode == "fenced":
+        return f"{printable(found.target)}: the replica was promoted; this queue refuses every write"
+    if found is None or found.mode == "off":
+        return "not replicated"
+    target = printable(found.target)
+    if found.segment is None or found.lag_seconds is None:
+        return f"{target}: nothing has been shipped yet"
+    text = f"{target}: segment {found.segment:,}, {span(found.lag_seconds)} behind"
+    if found.lag_bytes:
+        text += f" ({size(found.lag_bytes)})"
+    if not found.shipping:
+        text += ", no process is shipping"
+    if found.lapsed:
+        text += ", the WAL is no longer kept for it"
+    if found.last_error:
+        text += f"; {'stopped' if found.stopped else 'failing'}: {printable(found.last_error)}"
+    return text

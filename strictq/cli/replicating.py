@@ -15,7 +15,7 @@ from strictq import QueueNotFound, ReplicationStatus
 from strictq.cli._arguments import PATH, Seconds, json_option, operating, queue_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, printable, tell
 from strictq.cli._render import listing, waiting
-from strictq.cli._words import emit, size, span, utc
+from strictq.cli._words import emit, size, status_line, utc
 
 EXAMPLES: Final = {
     "replicate": """
@@ -149,31 +149,6 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
             if found.stopped or stopping.asked is not None or (once and (shipped or found.last_error)):
                 return found
             time.sleep(LOOK_SECONDS)
-
-
-def status_line(found: ReplicationStatus | None) -> str:
-    """Return a replica's state as one line of text."""
-    if found is not None and found.mode == "replica":
-        heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
-        text = f"a replica: segment {found.segment:,}, last contact with the primary: {heard}"
-        return text if found.shipping else f"{text}, no process is receiving"
-    if found is not None and found.mode == "fenced":
-        return f"{printable(found.target)}: the replica was promoted; this queue refuses every write"
-    if found is None or found.mode == "off":
-        return "not replicated"
-    target = printable(found.target)
-    if found.segment is None or found.lag_seconds is None:
-        return f"{target}: nothing has been shipped yet"
-    text = f"{target}: segment {found.segment:,}, {span(found.lag_seconds)} behind"
-    if found.lag_bytes:
-        text += f" ({size(found.lag_bytes)})"
-    if not found.shipping:
-        text += ", no process is shipping"
-    if found.lapsed:
-        text += ", the WAL is no longer kept for it"
-    if found.last_error:
-        text += f"; {'stopped' if found.stopped else 'failing'}: {printable(found.last_error)}"
-    return text
 
 
 @command(EXAMPLES["replicas"])

@@ -16,8 +16,7 @@ from strictq.cli._advice import in_words
 from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
-from strictq.cli._words import emit, short, size, span
-from strictq.cli.replicating import status_line
+from strictq.cli._words import emit, short, size, span, status_line
 
 if TYPE_CHECKING:
     from strictq import ConsumerStatus, KeyDepth, OpenBreaker, Stats

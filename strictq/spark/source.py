@@ -88,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             queue = open_queue(options.path, create=False)
             try:
-                held = Holder(queue, options.consumer, self._encode(queue), keep=options.keep, packed=True)
+                held = Holder(queue, options.consumer, self._encode(queue), keep=options.keep, packed=True, deferring=True)
                 held.attach(options.wait_seconds)
             except BaseException:
                 queue.close()

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import strictq
 from strictq import Message
 from tests.support.handout_programs import open_queue
@@ -34,7 +36,8 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=PATIENCE_SECONDS)
 
 
-def test_the_holder_and_a_worker_are_killed_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["stream", "defer"])
+def test_the_holder_and_a_worker_are_killed_again_and_again(tmp_path: Path, program: str) -> None:
     chance = random.Random(7)
     sent = dict.fromkeys(KEYS, 0)
     strictq.open(tmp_path / "queue", shards=2, durability="process").close()
@@ -44,14 +47,14 @@ def test_the_holder_and_a_worker_are_killed_again_and_again(tmp_path: Path) -> N
             for key in batch:
                 sent[key] += 1
             q.send_many([Message(b"x", key=key) for key in batch])
-            stream = start("stream", tmp_path)
+            stream = start(program, tmp_path)
             worker = start("work", tmp_path) if turn % 2 else None
             time.sleep(chance.uniform(0.0, 0.15))
             kill(stream)
             if worker is not None:
                 kill(worker)
             assert q.check() == []
-        stream = start("stream", tmp_path)
+        stream = start(program, tmp_path)
         until = time.monotonic() + PATIENCE_SECONDS
         while q.stats().depth:
             assert time.monotonic() < until, q.stats()

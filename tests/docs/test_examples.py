@@ -22,6 +22,10 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 # What a person is to read there, besides that it ended without an error: regular expressions.
 SAYS = {
     "auctions.py": ["bids of one auction at once: up to 1", "differ from what was worked out by hand: 0"],
+    "fleet.py": [
+        r"\d s  north +\d+  east +\d+  south +\d+  west +\d+\n",
+        "readings of 4 ships; sensors with one lost, doubled or out of order: 0",
+    ],
     "ledger.py": ["orders sent 400, in the ledger 400, each once and as sent: True", "as worked out by hand: True"],
     "sensor_buffer.py": [
         r'durability="full": 40 power cuts; .* told that [1-9]\d\d+ readings are stored\n'
@@ -35,9 +39,9 @@ SAYS = {
         "broken links: 0; users that differ from what was worked out by hand: 0",
     ],
 }
-ARGUMENTS = {"web_events.py": ["--events", "1000", "--users", "50", "--rate", "0"]}
-ON_SPARK = {"web_events.py"}
-NEEDS = {"web_events.py": {"pyspark", "pyarrow"}, "sensor_buffer.py": {"apsw"}}
+ARGUMENTS = {"web_events.py": ["--events", "1000", "--users", "50", "--rate", "0"], "fleet.py": ["--seconds", "2"]}
+ON_SPARK = {"web_events.py", "fleet.py"}
+NEEDS = {"web_events.py": {"pyspark", "pyarrow"}, "fleet.py": {"pyspark"}, "sensor_buffer.py": {"apsw"}}
 """Besides strictq; it brings apsw along."""
 
 

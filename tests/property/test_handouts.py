@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import strictq
-from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig
+from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig, _handouts
 from strictq._consumers import acknowledge
 from strictq.testing import FakeClock
 from tests.support.handouts import Label, holder, read
@@ -22,6 +24,8 @@ KEEP = 3
 
 class HandoutsMachine(RuleBasedStateMachine):
     """What was sent, the contents of each batch, and what is processed; compared with the queue after every step."""
+
+    deferring = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +39,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.working: list[Delivery] = []
         self.offset = 0  # the offset in the stream's checkpoint
         self.q = self._open()
-        self.h = holder(self.q, keep=KEEP)
+        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
 
     def _open(self) -> Queue:
         return strictq.open(
@@ -57,12 +61,19 @@ class HandoutsMachine(RuleBasedStateMachine):
         for receipt in self.q.send_many([Message(b"m", key=key) for key in keys]):
             self.sent[str(receipt.key)] = receipt.seq
 
-    @rule(most=st.integers(1, 8), committed=st.booleans())
-    def take(self, most: int, committed: bool) -> None:
-        """Let the stream take the next batch, or its present one again."""
+    @rule(most=st.integers(1, 8), committed=st.booleans(), killed=st.booleans())
+    def take(self, most: int, committed: bool, killed: bool) -> None:
+        """Let the stream take the next batch, or its present one again.
+
+        A deferred ack may be lost with the process. Then the next process takes the same batch.
+        """
         start = self.offset if not committed else min(self.h.last, self.offset + 1)
         before = self.h.last
         n = self.h.take(start, messages_max=most)
+        if self.deferring and killed and n > start:
+            self.crash()
+            assert self.h.take(start) == n
+        self.h.wait()
         assert n in (start, start + 1)
         assert n == start + 1 or start == before
         self._ack_to(start)
@@ -104,7 +115,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.q.close()
         self.working.clear()
         self.q = self._open()
-        self.h = holder(self.q, keep=KEEP)
+        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
 
     @rule()
     def reboot(self) -> None:
@@ -112,7 +123,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.working.clear()
         self.clock.reboot(down_seconds=5.0)
         self.q = self._open()
-        self.h = holder(self.q, keep=KEEP)
+        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
 
     @rule()
     def fresh_checkpoint(self) -> None:
@@ -127,6 +138,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         kept = n + 1 > self.offset - KEEP
         try:
             self.h.take(n)
+            self.h.wait()
             rows = read(self.q, self.h, n + 1)
         except HandoutGone:
             assert n + 1 in self.released or not kept or self.h.last - n > KEEP
@@ -171,7 +183,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.h.close()
         self.q.release_consumer("etl")
         self.released |= set(range(acked + 1, last + 1))
-        self.h = holder(self.q, keep=KEEP)
+        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
         assert self.h.acked == last
         self.offset = last
 
@@ -201,6 +213,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         while True:
             before = self.offset
             n = self.h.take(before)
+            self.h.wait()
             self._ack_to(before)
             if n == before:
                 break
@@ -212,10 +225,38 @@ class HandoutsMachine(RuleBasedStateMachine):
         assert not self.done & self.dead
 
 
-HandoutsMachine.TestCase.settings = settings(
+class AckOnWait:
+    """Acks when the holder waits for it. A process that is killed before has not acked."""
+
+    def __init__(self, ack: Callable[[], object], upto: int) -> None:
+        self.join = ack
+        self.upto = upto
+
+
+class DeferringMachine(HandoutsMachine):
+    """The same with a holder that records batches, also the smallest, before it acks the ones before them."""
+
+    deferring = True
+
+    def __init__(self) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(_handouts, "DEFERRED_MIN", 1)
+        self._patch.setattr(_handouts, "PAUSE_MAX", 0)
+        self._patch.setattr(_handouts, "_DeferredAck", AckOnWait)
+        super().__init__()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self._patch.undo()
+
+
+HandoutsMachine.TestCase.settings = DeferringMachine.TestCase.settings = settings(
     max_examples=10,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestHandouts = HandoutsMachine.TestCase
+TestDeferring = DeferringMachine.TestCase

@@ -70,6 +70,20 @@ def failing_once(ledger: Ledger, *, at: int, after: bool) -> Callable[[DataFrame
     return write
 
 
+def test_large_batches_of_many_keys(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    """Such a batch is acked while the next one runs. The sink fails on the way."""
+    for n in range(3):
+        q.send_many([Message(b"%d" % n, key=f"k{k}") for k in range(8_000)])
+    df = load(spark, q.path, maxMessagesPerTrigger=6_000)
+    with pytest.raises(Exception, match="the sink fails"):
+        run(df, checkpoint, failing_once(ledger, at=2, after=True))
+    run(df, checkpoint, ledger)
+    assert ledger.sizes() == [6_000] * 4
+    assert ledger.chains() == {f"k{k}": ["0", "1", "2"] for k in range(8_000)}
+    until(lambda: acked(q))
+    assert q.check() == []
+
+
 @pytest.mark.smoke
 def test_everything_comes_once_in_order_and_is_acked(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
     send_chains(q, KEYS, 20)

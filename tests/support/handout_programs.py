@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import strictq
+from strictq import _handouts
 from tests.support.handouts import holder, read
 
 MOST = 7
@@ -27,10 +28,10 @@ def publish(file: Path, value: object) -> None:
     os.replace(part, file)
 
 
-def stream(place: Path) -> None:
+def stream(place: Path, *, deferring: bool = False) -> None:
     """Take a batch, write it to the ledger and the checkpoint, and repeat for ever. A repeated batch must be the same."""
     with open_queue(place) as q:
-        h = holder(q, keep=3)
+        h = holder(q, keep=3, deferring=deferring)
         checkpoint = place / "checkpoint.json"
         start = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
         print("going", flush=True)
@@ -44,6 +45,12 @@ def stream(place: Path) -> None:
             publish(file, rows)
             publish(checkpoint, n)
             start = n
+
+
+def defer(place: Path) -> None:
+    """The same with a holder that acks a batch, however small, after it has recorded the next one."""
+    _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
+    stream(place, deferring=True)
 
 
 def work(place: Path) -> None:
@@ -61,4 +68,4 @@ def work(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"stream": stream, "work": work}[sys.argv[1]](Path(sys.argv[2]))
+    {"stream": stream, "defer": defer, "work": work}[sys.argv[1]](Path(sys.argv[2]))
