@@ -10,6 +10,7 @@ others go on, and the exit code is 1. To repeat it:
 
     python -m tests.campaigns powercut --seed 17 --rounds 1
 
+`replicas` ships one program a round, and cuts the power of its replica, of its target, and of a queue that is restored.
 `enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
@@ -33,12 +34,13 @@ from typing import Final
 
 import attrs
 
-from tests.support import campaign, failover, flips
+from tests.support import campaign, failover, flips, replica_cuts, target_cuts
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
 from tests.support.powercut_campaign import Tally, cut_again, fast_directory
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
+from tests.support.shipped_runs import ship
 from tests.support.small_scope import Enumeration
 
 TELL_SECONDS: Final = 30.0
@@ -120,6 +122,24 @@ def failovers(seed: int, place: Path) -> Numbers:
     return failover.numbers(*made)
 
 
+def replicas(seed: int, place: Path) -> Numbers:
+    """A target, a replica and a restore, each recorded, and images of them. Some replicas are cut a second time."""
+    run = ship(fresh(place), seed=seed)
+    made = replica_cuts.record(place / "recorded-replica", run, seed=seed)
+    judge = replica_cuts.ReplicaJudge(place / "image", run)
+    judge.judge(made)
+    again = replica_cuts.cut_again(judge, made, place / "again", seed=seed, times=3)
+    target = target_cuts.TargetJudge(place / "image", run)
+    target.judge(every=3)
+    restored = target_cuts.judge_restored(target_cuts.record_restore(place / "work", run), place / "image")
+    images = judge.images + target.images + restored
+    return Counter({
+        "images": images.total(), "of replicas": judge.images.total(), "of a second cut": again, "promotions": judge.promotions,
+        "of targets": target.images.total(), "of restores": restored.total(),
+        **{f"with {mode}": n for mode, n in images.items()},
+    })  # fmt: skip
+
+
 def flip_bits(seed: int, place: Path) -> Numbers:
     """One bit, in copies of a closed queue."""
     name, checkpointed, durability = flips.FILES[seed % len(flips.FILES)]
@@ -161,6 +181,7 @@ ATTACKS: Final = {
     "faults": Attack(faults, "points"),
     "kills": Attack(kills, "kills"),
     "failovers": Attack(failovers, "fail-overs"),
+    "replicas": Attack(replicas, "images"),
     "flips": Attack(flip_bits, "flips"),
     "stress": Attack(stress, "checked events"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),

@@ -451,6 +451,7 @@ def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upkeep.Upkeep, "_start", lambda _self: None)
         patch.setattr(reserve, "RESERVE_BYTES", RESERVE_BYTES)
+        patch.setattr(reserve.Reserve.make, "__defaults__", (RESERVE_BYTES,))
         patch.setattr(history, "now", now)
         patch.setattr(recorded, "now", now)
         yield patch
