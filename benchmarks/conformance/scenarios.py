@@ -370,13 +370,16 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             title=f"{CONSUMERS} processes receive every message, each exactly once",
         ),
         Scenario(
-            name="acked", run=acked_stays_acked, needs=("ack",), title="an acked message is not delivered again after a restart"
+            name="acked",
+            run=acked_stays_acked,
+            needs=("ack",),
+            title="after a restart, unacked messages are delivered again, and acked ones are not",
         ),
         Scenario(
             name="batch-mates",
             run=batch_mates,
             needs=("attempts", "lease"),
-            title="messages of a batch that were not started lose no attempt if the consumer dies",
+            title="if a consumer dies, messages of its batch that it had not begun are not counted as attempted",
         ),
         Scenario(name="dedup", run=dedup, needs=("dedup",), title="a repeated send with the same dedup id is stored once"),
         Scenario(name="purge", run=purge_forgets_ids, needs=("dedup",), title="a purge also deletes the dedup ids"),

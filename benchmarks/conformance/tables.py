@@ -14,7 +14,8 @@ PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 README: Final = ROOT / "README.md"
 MARKS: Final = {"passes": "yes", "fails": "**no**", "not offered": "–"}
 KEY: Final = (
-    "yes: passes. –: not offered; the documentation makes no such claim. A word after the dash names what went wrong in the run. "
+    "yes: passes. –: not offered: the documentation makes no such claim. If it was tried all the same, a word says what "
+    "happened. "
     "*lost*: a message was lost; *reordered*: a message was delivered before an earlier message of its key was done; "
     "*doubled*: a message was delivered twice"
 )

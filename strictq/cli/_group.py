@@ -85,7 +85,7 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     cls=Group,
     no_args_is_help=True,
     epilog="Run strictq COMMAND --help for a command's options and examples.\n\n"
-    "Exit codes: 0 success, 1 failure or problems found, 2 invalid usage or input, 130 Ctrl-C (for run and work: 0), "
+    "Exit codes: 0 success, 1 failure, problems found or invalid lines, 2 invalid usage, 130 Ctrl-C (for run and work: 0), "
     "141 broken pipe.",
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )

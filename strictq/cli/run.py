@@ -92,8 +92,8 @@ def run(
 
     Modules are imported from the working directory first. The first signal lets running handlers finish and releases all other
     messages. A second signal ends the program at once; the messages of running handlers are delivered again. With --processes,
-    only the supervisor acts on signals. If a process dies, the supervisor restarts it after 0.5 s. If it dies again, the wait
-    grows, up to 30 s.
+    a supervisor starts the worker processes: send signals to it. It restarts a process that has died, after 0.5 s. If that one
+    dies, too, the wait grows, up to 30 s.
 
     Exit code 0: stopped or drained. 1: a queue or a process failed. 2: invalid usage, or an app cannot be imported.
     """

@@ -114,7 +114,8 @@ def send(
 ) -> int:
     """Send each line of a file or stdin as a message, in order. The body is the line; the key is one of its JSON fields.
 
-    Invalid lines are reported on stderr with their line numbers, and are not sent. Lines from a pipe are sent as they arrive.
+    Sending stops before the first invalid line, and reports it on stderr with its number. With --on-error skip, invalid lines
+    are reported and skipped. Lines from a pipe are sent as they arrive.
 
     Exit code 0: every line was sent. 1: some were not; stderr says which. 2: invalid usage.
     """

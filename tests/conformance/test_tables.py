@@ -134,7 +134,7 @@ def test_every_harm_of_the_record_is_in_both_tables_and_in_their_key() -> None:
                 result = record["results"][scenario][name]
                 assert (mark == f"– {result['harm']}") == (result["outcome"] == "not offered" and bool(result["harm"]))
     for harm in filter(None, get_args(Harm)):
-        assert f"– {harm}" in tables.KEY
+        assert f"*{harm}*: " in tables.KEY
 
 
 def test_the_tables_are_written_of_a_record_without_playing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
