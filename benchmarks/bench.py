@@ -70,10 +70,12 @@ class Bench:
         *,
         after_ours: Callable[[Queue], object] | None = None,
         after_base: Callable[[Floor], object] | None = None,
+        rehearsals: int = 0,
     ) -> Pairs:
         """Compare with the floor. Everything is built and every lane exists before the clock starts.
 
         Args:
+            rehearsals: rounds that are not measured. While a WAL grows to its full size, each sync also stores the new size.
             after_ours, after_base: restore each side's initial state; not measured.
         """
         with ExitStack() as stack:
@@ -96,4 +98,7 @@ class Bench:
                     after_base(floor)
                 return result
 
+            for _ in range(rehearsals):
+                run_base()
+                run_ours()
             return interleave(self.rounds, run_ours, run_base)

@@ -13,6 +13,7 @@ from strictq.bench.floor import Floor
 
 LIFE_GOALS: Final[tuple[tuple[Durability, float], ...]] = (("process", 0.40), ("full", 0.65))
 SEND_GOALS: Final[tuple[tuple[Durability, float], ...]] = (("process", 0.55), ("full", 0.70))
+REHEARSALS: Final = 3
 
 
 def one_by_one(bench: Bench) -> Iterator[Figure]:
@@ -35,6 +36,7 @@ def send(bench: Bench) -> Iterator[Figure]:
             Floor.append_one_by_one,
             after_ours=drain,
             after_base=Floor.empty,
+            rehearsals=REHEARSALS if durability == "full" else 0,
         )
         yield pairs.figure(
             "send",
@@ -62,6 +64,7 @@ def _life(
         bench.sizes.keys,
         ours,
         lambda floor, lines: floor.life(lines, 1),
+        rehearsals=REHEARSALS if durability == "full" else 0,
     )
     return pairs.figure(
         name,

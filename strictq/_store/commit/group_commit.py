@@ -51,9 +51,9 @@ class Grouping:
         self._waiting: deque[Call] = deque()
 
     @property
-    def has_leader(self) -> bool:
-        """Whether a caller commits, or waits to."""
-        return self._leader() is not None
+    def is_shared(self) -> bool:
+        """Whether callers share commits: one of them commits or waits to, or several shared the last one."""
+        return self._group_size > 1 or self._leader() is not None
 
     def commit(self, call: Call) -> Tx | None:
         """Commit this call, and set its outcome.

@@ -195,7 +195,7 @@ class Writer:
     ) -> T | None:
         """Let `work` commit with a single statement, which itself compares the tables with memory.
 
-        At "full" it is not possible while another thread commits or waits to: they share a sync instead.
+        At "full" it is not possible while other threads share commits: that saves more.
 
         Args:
             work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
@@ -212,7 +212,7 @@ class Writer:
         if self._owner:
             self.require_outside()
         grouped = self._grouped
-        if hot is None or not hot.is_current or (grouped and self._grouping.has_leader):
+        if hot is None or not hot.is_current or (grouped and self._grouping.is_shared):
             return None
         held: list[bool] = []
         try:
