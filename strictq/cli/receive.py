@@ -47,7 +47,7 @@ LOOK_SECONDS: Final = 1.0
 @click.option("--wait", type=Seconds(min=0.0), default=0.0, help="Seconds to wait whenever no message is ready.")
 @click.option("--drain", is_flag=True, help="Receive until no message is ready.")
 @click.option("--follow", "-f", is_flag=True, help="Receive until interrupted.")
-@click.option("--ack/--no-ack", default=True, help="Ack the printed messages, or release them: no attempt is charged.")
+@click.option("--ack/--no-ack", default=True, help="Ack the printed messages, or release them without charging an attempt.")
 @click.option("--nack", is_flag=True, help="Nack the printed messages. An attempt is charged for each.")
 @click.option(
     "--delay", type=Seconds(min=0.0), help="With --nack: seconds before the next attempt. Default: the queue's retry delay."

@@ -50,8 +50,8 @@ class OnError(StrEnum):
     "--key-type",
     type=click.Choice(FieldType),
     default=FieldType.auto,
-    help="The type of the key. auto: str for a JSON string, int for a whole number. bytes: the text in UTF-8. hex, base64: the "
-    "decoded bytes.",
+    help="The type of the key. auto: str for a JSON string and for --key, int for a whole number. bytes: the text in UTF-8. "
+    "hex, base64: the decoded bytes.",
 )
 @click.option("--raw", is_flag=True, help="Send lines as raw bytes; they need not be JSON.")
 @click.option(
@@ -112,12 +112,14 @@ def send(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Send each line of a file or stdin as a message, in order. The body is the line; the key is one of its JSON fields.
+    """Send each line of a file or stdin as a message, in order.
+
+    The body is the line; the key is one of its JSON fields, or the value of --key.
 
     Sending stops before the first invalid line, and reports it on stderr with its number. With --on-error skip, invalid lines
     are reported and skipped. Lines from a pipe are sent as they arrive.
 
-    Exit code 0: every line was sent. 1: some were not; stderr says which. 2: invalid usage.
+    Exit code 0: every line was sent, or was a duplicate. 1: some were neither; stderr says which. 2: invalid usage.
     """
     if raw and (key_field is not None or dedup_field is not None or size_field is not None):
         raise Failure("--raw lines have no fields; use --key KEY", USAGE)
