@@ -104,6 +104,8 @@ class ShippedProgram:
         self.random = chance
         self.has = Contents()
         self.held: list[Delivery] = []
+        self.abandoned: set[str] = set()
+        """Keys with leases that nothing in `held` has."""
         self._bodies = 0
 
     def step(self, q: Queue) -> None:
@@ -166,8 +168,13 @@ class ShippedProgram:
         for to, body in sends:
             self.has.send(to, body)
 
+    def abandon(self) -> None:
+        """Forget the deliveries of a queue object that was closed. Their leases go on, so a purge leaves these messages."""
+        self.abandoned |= {str(d.key) for d in self.held}
+        self.held.clear()
+
     def operate(self, q: Queue) -> None:
-        free = [key for key in KEYS if key not in {d.key for d in self.held}]
+        free = [key for key in KEYS if key not in {d.key for d in self.held} | self.abandoned]
         if not free:
             return
         key = self.random.choice(free)
@@ -255,7 +262,7 @@ class ShippingWorld:
         if self.random.random() < 0.5:
             self.q.close()
             self.q = strictq.open(self.place / "q", durability=self.durability, clock=self.clock)
-            self.program.held.clear()  # their leases are of the closed object
+            self.program.abandon()
         return self.shipper(target)
 
 
