@@ -1,12 +1,12 @@
-"""The attacks of docs/explanation/reliability.md for as long as one likes, with progress, and with what they did in numbers.
+"""The attacks of docs/explanation/reliability.md, for a given time or count, with progress and totals.
 
     python -m tests.campaigns powercut --minutes 60 --jobs 2     # power cuts
     python -m tests.campaigns kills --count 1000 --seed 100      # until so many are done
     python -m tests.campaigns --minutes 60                       # all of them, an equal time each
 
-Each attack is a sequence of rounds, and each round follows from its seed: --seed, the next number, and so on. Every line says how
-much was done so far; the last one of each attack says with which seeds. A round that fails is told with its seed, the
-others go on, and the exit code is 1. To repeat it:
+Each attack is a sequence of rounds. Each round follows from its seed: --seed, the next number, and so on. Every line has the
+totals so far; the last line of each attack also has the seeds. A failed round is reported with its seed. The others continue, and
+the exit code is 1. To repeat a round:
 
     python -m tests.campaigns powercut --seed 17 --rounds 1
 

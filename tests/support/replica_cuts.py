@@ -122,7 +122,7 @@ class Unthreaded:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let replicas apply only when they are told to, in this block."""
+    """Stop replicas from applying segments by themselves in this block; the caller applies them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(received, "threading", Unthreaded())
         yield

@@ -195,7 +195,7 @@ class Writer:
     ) -> T | None:
         """Let `work` commit with a single statement, which itself compares the tables with memory.
 
-        At "full" it is not possible while other threads share commits: that saves more.
+        While other threads share commits at "full", it is not possible: one sync for all of them saves more.
 
         Args:
             work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
