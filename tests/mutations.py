@@ -114,10 +114,10 @@ MUTATIONS = [
         *DIRECT,
     ),
     _store(
-        "a statement that is not synced is counted",
+        "how many statements may be unsynced",
         "commit/writer.py",
-        "            self._host.count_unsynced(self._shard, commits + 1)\n\n",
-        "            pass\n\n",
+        "        return 0 <= self._unsynced_commits() < UNSYNCED_MAX\n",
+        "        return True\n",
         *DIRECT,
     ),
     # Hot lanes: memory is what the logs say.
@@ -312,15 +312,22 @@ MUTATIONS = [
     _store(
         "commits are synced again after one that was not",
         "commit/writer.py",
-        "        if not self.syncs:\n            self._sync_commits(db, True)\n        db.execute",
-        "        db.execute",
+        "        if self._grouped and self.syncs != (synced or ",
+        "        if self._grouped and self.syncs and not (synced or ",
         *UNSYNCED,
     ),
     _store(
         "how many commits may be unsynced",
         "commit/writer.py",
-        "                host.count_unsynced(shard, commits + 1)\n",
-        "                pass\n",
+        "        return 0 <= self._unsynced_commits() < UNSYNCED_MAX\n",
+        "        return True\n",
+        *UNSYNCED,
+    ),
+    _store(
+        "what other processes commit on the way counts as unsynced",
+        "commit/writer.py",
+        "            if self._grouped and not self.syncs and not self._may_omit_sync():\n",
+        "            if False:\n",
         *UNSYNCED,
     ),
     _store(
@@ -348,8 +355,8 @@ MUTATIONS = [
     _store(
         "BEGIN IMMEDIATE",
         "commit/writer.py",
-        '        if not self._grouped:\n            db.execute("BEGIN IMMEDIATE")',
-        '        if not self._grouped:\n            db.execute("BEGIN")',
+        '(db, not self.syncs)\n        db.execute("BEGIN IMMEDIATE")',
+        '(db, not self.syncs)\n        db.execute("BEGIN")',
         "tests/store/test_traps.py",
         "tests/multiprocess/test_stress.py",
     ),

@@ -140,7 +140,7 @@ class Store(Settings):
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
         self.wake = self.waker.notify
         self.suspects = self.waker.suspects
-        self.unsynced, self.count_unsynced = self.waker.unsynced, self.waker.count_unsynced
+        self.synced, self.note_synced = self.waker.synced, self.waker.note_synced
         self.trust = self.waker.trust
         self.shipping = Shipping(self)
         self.confirming = Confirming(self)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 import strictq
+from strictq._store.commit.writer import Writer
 from strictq._store.disk import layout, wal_file
 from strictq.testing import FakeClock
 from tests.support.handouts import holder
@@ -140,6 +142,61 @@ def test_of_many_receives_some_are_synced(place: Path) -> None:
     assert sum(synced) == 2
     first, second = (n for n, some in enumerate(synced) if some)
     assert second - first == wal_file.UNSYNCED_MAX + 1
+
+
+@pytest.mark.parametrize("crossing", ["a statement", "a transaction", "a record"])
+def test_commits_of_two_processes_that_cross_are_counted(crossing: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process commits after this one has counted, or before this one records that its commit was synced."""
+    clock = FakeClock()
+    synced: list[bool] = []
+
+    def receives(queue: strictq.Queue, journal: Journal) -> None:
+        queue.send_many([strictq.Message(b"", key=f"k{n:02}") for n in range(40)])
+        with strictq.open(journal.root / PLACE, clock=clock) as other:
+
+            def receive(here: strictq.Queue) -> None:
+                before = syncs(journal)
+                assert here.receive(1)
+                synced.append(syncs(journal) > before)
+
+            def cross() -> None:
+                monkeypatch.undo()
+                for _ in range(wal_file.UNSYNCED_MAX):
+                    receive(other)
+
+            def counted(writer: Writer) -> int:
+                commits = count(writer)
+                cross()
+                return commits
+
+            def recorded(*args: int) -> None:
+                synced.append(True)
+                cross()
+                record(*args)
+
+            for here in (other, queue, other, queue):  # both have read what there is
+                receive(here)
+            queue.send(b"", key="k00")
+            synced.append(True)
+            store, count = store_of(queue), Writer._unsynced_commits
+            record = store.note_synced
+            if crossing == "a record":
+                monkeypatch.setattr(store, "note_synced", recorded)
+                queue.send(b"", key="k00")
+            else:
+                receive(queue)
+                monkeypatch.setattr(Writer, "_unsynced_commits", counted)
+                if crossing == "a transaction":
+                    monkeypatch.setattr(Writer, "direct", lambda *_args, **_named: None)
+                receive(queue)
+            for n in range(2 * wal_file.UNSYNCED_MAX):
+                receive((other, queue)[n % 2])
+
+    boot(place / "first", clock, receives)
+    runs = [len(list(run)) for some, run in groupby(synced) if not some]
+    assert max(runs) <= wal_file.UNSYNCED_MAX
+    assert len(synced) > 4 * wal_file.UNSYNCED_MAX
+    assert sum(synced) < len(synced) / 2
 
 
 @pytest.mark.parametrize("verb", ["ack first", "hand-out"])

@@ -49,8 +49,6 @@ class WalHost(Protocol):
 
     def wal_grew(self, shard: int) -> None: ...
     def suspects(self, shard: int) -> int: ...
-    def unsynced(self, shard: int) -> int: ...
-    def count_unsynced(self, shard: int, commits: int) -> None: ...
     def trust(self, shard: int, failure: int) -> None: ...
 
 
@@ -113,8 +111,7 @@ class ShardWal:
             return
         mark = wal_file.current_mark(self._path, db, self._boot)
         if mark is not None and mark != self._mark:
-            if self._host.stored_durability != "full" or self._host.unsynced(self._shard):
-                layout.sync_wal(self._path)
+            layout.sync_wal(self._path)
             wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, mark)
             self._mark = mark
 
@@ -212,8 +209,6 @@ class ShardWal:
         if not 0 <= pages - self._looked_at < SHORT_WAL_PAGES:
             self._look_for_room(pages)
         if self._full and self._writer.syncs:
-            if self._host.unsynced(self._shard):
-                self._host.count_unsynced(self._shard, 0)
             known = self._synced
             # Read the salts only if the WAL may have restarted. If it restarted unnoticed, the old salts differ, and are ignored.
             salts = known.salts if known is not None and pages > known.frames else wal_file.salts_of(self._path)

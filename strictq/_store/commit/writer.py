@@ -81,8 +81,8 @@ class Host(Protocol):
     def quarantine(self, shard: int, error: StoreError) -> None: ...
     def suspects(self, shard: int) -> int: ...
     def suspect(self, shard: int) -> None: ...
-    def unsynced(self, shard: int) -> int: ...
-    def count_unsynced(self, shard: int, commits: int) -> None: ...
+    def synced(self, shard: int) -> int | None: ...
+    def note_synced(self, shard: int, commit: int) -> None: ...
 
 
 # Arguments of Lock.acquire, for `held += map(lock.acquire, …)`. This runs entirely inside the interpreter, so `held` records
@@ -232,7 +232,10 @@ class Writer:
             self._in_vain = False
             if synced and grouped and not self.syncs:
                 self._sync_commits(db, True)
-            return work(db, hot, totals, host.now(), given)
+            done = work(db, hot, totals, host.now(), given)
+            if grouped and self.syncs and done is not None:
+                host.note_synced(self._shard, hot.commits)
+            return done
         except apsw.Error as e:
             raise self._failed_directly(e) from e
         finally:
@@ -241,15 +244,21 @@ class Writer:
                 self._lock.release()
 
     def omit_sync(self, db: apsw.Connection) -> None:
-        """Do not sync the next commit at "full", unless too many before it were not synced. The shard's lock is held."""
-        if not self._grouped:
-            return
-        commits = self._host.unsynced(self._shard)
-        if (commits >= UNSYNCED_MAX) != self.syncs:
+        """Do not sync the next commit at "full", unless too many before it were not synced.
+
+        The shard's lock is held. If another process commits before the statement that follows, that statement writes nothing.
+        """
+        if self._grouped and self._may_omit_sync() == self.syncs:
             self._sync_commits(db, not self.syncs)
-        if not self.syncs:
-            # If another process commits before the statement that follows, that statement writes nothing.
-            self._host.count_unsynced(self._shard, commits + 1)
+
+    def _may_omit_sync(self) -> bool:
+        """Return whether the number of unsynced commits before the next one permits a further one. Memory is current."""
+        return 0 <= self._unsynced_commits() < UNSYNCED_MAX
+
+    def _unsynced_commits(self) -> int:
+        """Return how many commits may be unsynced; less, or a negative number, if memory is not current."""
+        hot, synced = self._hot, self._host.synced(self._shard)
+        return UNSYNCED_MAX if hot is None or synced is None else hot.commits - synced
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
         """Return the error for a failed single-statement transaction. SQLite has rolled it back, unless its COMMIT failed."""
@@ -426,6 +435,9 @@ class Writer:
         try:
             self._begin_write(db, synced)
             totals = Totals.read(db) if hot is None else hot.begin(db, CATCH_UP_MAX) or self._catch_up(db, hot, synced)
+            if self._grouped and not self.syncs and not self._may_omit_sync():
+                db.execute("ROLLBACK")  # other processes have committed meanwhile
+                return self._begin()
             before = db.total_changes()
             self._in_vain = False
             if totals.config_version != host.settings[1]:
@@ -451,21 +463,8 @@ class Writer:
 
     def _begin_write(self, db: apsw.Connection, synced: bool) -> None:
         """Begin a transaction. At "full" its commit is synced if it must be, or if too many before it were not."""
-        if not self._grouped:
-            db.execute("BEGIN IMMEDIATE")
-            return
-        host, shard = self._host, self._shard
-        if not synced and host.unsynced(shard) < UNSYNCED_MAX:
-            if self.syncs:
-                self._sync_commits(db, False)
-            db.execute("BEGIN IMMEDIATE")
-            commits = host.unsynced(shard)  # other processes may have committed meanwhile
-            if commits < UNSYNCED_MAX:
-                host.count_unsynced(shard, commits + 1)
-                return
-            db.execute("ROLLBACK")
-        if not self.syncs:
-            self._sync_commits(db, True)
+        if self._grouped and self.syncs != (synced or self._unsynced_commits() >= UNSYNCED_MAX):
+            self._sync_commits(db, not self.syncs)
         db.execute("BEGIN IMMEDIATE")
 
     def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
@@ -533,6 +532,8 @@ class Writer:
             hot = tx.hot
             if hot is not None:
                 hot.totals, hot.unsure = tx.totals, False
+                if self._grouped and self.syncs:
+                    self._host.note_synced(self._shard, hot.commits)
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)

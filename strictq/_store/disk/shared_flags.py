@@ -3,8 +3,8 @@
 Processes share one small memory-mapped file. A process that commits something claimable writes a value that was never there
 before, and waiting receivers compare eight bytes every few milliseconds. The cost does not grow with shards or messages.
 The same file holds three more facts: when a consumer last found no message, for workers that hold more than they can begin; which
-shards had a failed sync, for the processes that did not see the error; and how many commits of a shard are unsynced. These
-outlive the process that wrote them, but not the machine's boot.
+shards had a failed sync, for the processes that did not see the error; and which commit of a shard was the last synced one.
+These outlive the process that wrote them, but not the machine's boot.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BOOT: Final = 3 * _SLOT.size
 _SUSPECTS: Final = 4 * _SLOT.size
 """Offset of a byte for each shard: not 0 if its WAL must be rewritten."""
 SUSPECTS_MAX: Final = 256
-_UNSYNCED: Final = _SUSPECTS + SUSPECTS_MAX
-"""Offset of a byte for each shard: the number of commits since the last synced one."""
-_BYTES: Final = _UNSYNCED + SUSPECTS_MAX
+_SYNCED: Final = _SUSPECTS + SUSPECTS_MAX
+"""Offset of eight bytes for each shard: a synced commit."""
+_BYTES: Final = _SYNCED + SUSPECTS_MAX * _SLOT.size
 _READ_BYTES: Final = 3 * _SLOT.size
 """The part that read-only users need."""
 NAME_BITS: Final = 24
@@ -182,14 +182,17 @@ class Waker:
             assert self._map is not None
             self._map[_SUSPECTS + shard] = 0
 
-    def unsynced(self, shard: int) -> int:
-        """Return the most commits that may have followed this shard's last synced one. If unknown, more than are permitted."""
-        return self._map[_UNSYNCED + shard] if self._map is not None and not self._read_only else 255
+    def synced(self, shard: int) -> int | None:
+        """Return a commit of this shard up to which all were synced. None: unknown."""
+        if self._map is None or self._read_only:
+            return None
+        commit: int = _SLOT.unpack_from(self._map, _SYNCED + shard * _SLOT.size)[0]
+        return commit
 
-    def count_unsynced(self, shard: int, commits: int) -> None:
-        """Set that count, with the shard's write lock held: before an unsynced commit, and after a synced one."""
+    def note_synced(self, shard: int, commit: int) -> None:
+        """Record a synced commit. No lock is needed: if an older one is recorded last, only more commits are synced."""
         if self._map is not None and not self._read_only:
-            self._map[_UNSYNCED + shard] = commits
+            _SLOT.pack_into(self._map, _SYNCED + shard * _SLOT.size, commit)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` on every notify of this process, from the notifying thread, until `unlisten`."""

@@ -88,6 +88,11 @@ class Memory:
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = 0.0, 0
 
+    @property
+    def commits(self) -> int:
+        """A number that each commit raises by one or more, except commits of nothing but hot messages, which may leave it."""
+        return self.seen + self.gate
+
     # ---- agreeing with the tables
 
     def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
