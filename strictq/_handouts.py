@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
-from ._errors import ConsumerBusy, ForkedProcess, HandoutGone, InvalidArgument, StoreError, StrictqError
+from ._errors import ConsumerBusy, ConsumerLost, ForkedProcess, HandoutGone, InvalidArgument, StoreError, StrictqError
 from ._parallel import AT_ONCE
 from ._store.api import Allowance, Block, Encode, Held, Holding, Known, PackedColumns, Part, Want
 
@@ -64,7 +64,11 @@ class Holder:
         self._turn = -1
         """The last shard whose turn it was: the next batch begins with the one behind it."""
         self._deferring = deferring
-        self._deferred: _DeferredAck | None = None
+        self._deferred: _Deferred | None = None
+        self._ahead: Allowance | None = None
+        """What remains of the allowance of the newest batch, if the caller has not received it yet."""
+        self._start = 0
+        """The last batch that the caller has processed."""
         self._taken = 0
         """The number of messages of the newest batch; 0: the next call must ack what is before it."""
         self._pause = self._paused = 0
@@ -91,8 +95,12 @@ class Holder:
             raise
 
     def close(self) -> None:
-        """Release the consumer. Its unacked batches stay leased for the next holder."""
+        """Release the consumer. Its unacked batches stay leased for the next holder, except one that no caller received."""
         self.wait()
+        if self._ahead is not None:
+            with suppress(StrictqError):  # the next holder receives it
+                self._handouts.withdraw(self.name, self.epoch, self.last)
+        self._ahead = None
         self.epoch = 0
         self._known = None
         self._lock.leave()
@@ -121,6 +129,11 @@ class Holder:
             self._known = self._handouts.known(self.name)
         return self._known
 
+    def unprocessed(self) -> int:
+        """Return the number of messages of recorded batches behind the last one that the caller has processed."""
+        found = {n for k in self._handouts.known(self.name).values() for n in k.open if n > self._start}
+        return sum(part.messages for n in found for part in self._handouts.parts(self.name, n))
+
     def arrived(self) -> dict[int, int]:
         """Return the newest arrival number of each shard, as a bound for `take`."""
         return self._handouts.arrived()
@@ -144,6 +157,7 @@ class Holder:
         messages_max: int = 100_000,
         bytes_max: int = HANDOUT_BYTES,
         arrived: Mapping[int, int] | None = None,
+        ahead: bool = False,
     ) -> int:
         """Ack every batch up to `start`, then lease and record the next one.
 
@@ -151,11 +165,15 @@ class Holder:
         recorded, in one transaction per shard; durable on return. A deferring holder acks a large batch after the return, if
         lanes without unacked messages fill the next one. The next call waits for that.
 
+        With `ahead`, a deferring holder also records the batch after this one meanwhile, if lanes that no batch holds fill it.
+        The next call returns that one, whatever its limits. `close` makes its messages ready again.
+
         Args:
             start: the number of the last processed batch.
             messages_max: 1..1,000,000.
             bytes_max: approximate size; a larger message is a batch of its own.
             arrived: only messages up to these arrival numbers.
+            ahead: the next call will have about the same limits.
         Returns:
             start + 1; or start if no message is ready, and nothing was written.
         Raises:
@@ -171,15 +189,16 @@ class Holder:
         last = self.last
         if not 0 <= start <= last:
             raise HandoutGone(f"consumer {self.name!r} of this queue has {last} batches, fewer than {start}")
-        if start < last:
+        self._start = start
+        if start < last and (self._ahead is None or start + 1 < last):
             self._parts(start + 1, sync=True)
             self._ack(start)
             return start + 1
-        known = self._look()
-        # Without an open batch the number is exact, so a transaction in an empty shard would find nothing.
-        counted = self._handouts.pending(self.name, known, start, every=arrived is not None)
-        pending = {shard: n for shard, n in counted.items() if n or known[shard].open}
-        left = Allowance(messages_max, bytes_max)
+        begun, self._ahead = self._ahead if start < last else None, None
+        if begun is not None:
+            self._require_held()
+        left = begun or Allowance(messages_max, bytes_max)
+        pending = {} if left.full else self._pending(self._look(), start, arrived)
         failed: StoreError | None = None
         deferring = self._defers()
         for ready in self._by_turn(pending, messages_max):
@@ -192,7 +211,7 @@ class Holder:
                 n = len(ready) if left.full or 2 <= even <= pending[ready[0]] else 1
                 wants = _wants(ready, n, left, arrived)
                 if deferring:
-                    wants = self._record_only(start, wants, pending, left)
+                    wants = self._without_full(start, wants, pending, left)
                 failed = self._advance(start, wants, left) or failed
                 ready = ready[n:]
         if not left.taken:
@@ -201,9 +220,22 @@ class Holder:
             self._ack(start)
             return start
         self._taken = left.taken
-        if deferring:
-            self._ack_later(start)
+        if deferring or begun is not None:
+            limits = Allowance(messages_max, bytes_max) if ahead and left.full else None
+            known = self._look()
+            self._deferred = _Deferred(lambda: self._follow(known, start, arrived, limits), start)
         return start + 1
+
+    def _require_held(self) -> None:
+        """Raise ConsumerLost if another holder took over, or the consumer was released."""
+        if any(k.epoch != self.epoch for k in self._handouts.known(self.name).values()):
+            raise ConsumerLost(f"consumer {self.name!r} was taken over or released")
+
+    def _pending(self, known: Mapping[int, Known], start: int, arrived: Mapping[int, int] | None) -> dict[int, int]:
+        """Return about how many messages each shard can give to batch start + 1, of those that have no part of it."""
+        counted = self._handouts.pending(self.name, known, start, every=arrived is not None)
+        # Without an open batch the number is exact, so a transaction in an empty shard would find nothing.
+        return {s: n for s, n in counted.items() if (n or known[s].open) and known[s].last <= start}
 
     def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
         """Divide the shards into those that give messages first, and those that give some if there is room left.
@@ -243,24 +275,24 @@ class Holder:
         """Ack up to `start`, and add the shards' parts of batch start + 1. Return the error of a shard, if one failed."""
         known = self._look()
         self._known = None  # if this raises, the changes may have been committed
-        done = self._handouts.advance(self._by(self.encode), known, start, wants, left)
+        done = self._handouts.advance(self._by(self.encode, self.keep), known, start, wants, left)
         if done.failed is None:
             self._known = {**known, **done.known}
         return done.failed
 
-    def _by(self, encode: Encode) -> Holding:
-        return Holding(self.name, self.epoch, encode, self._packed, self.keep)
+    def _by(self, encode: Encode, keep: int) -> Holding:
+        return Holding(self.name, self.epoch, encode, self._packed, keep)
 
-    # ---- deferred acks
+    # ---- deferred acks, and batches that are recorded ahead
 
     def wait(self) -> None:
-        """Wait for a deferred ack. If it failed, the next call repeats it, and raises its error."""
-        if self._deferred is None:
+        """Wait for what was deferred. If it failed, the next call repeats it, and raises its error."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is None:
             return
-        known, self._deferred = self._deferred.join(), None
-        if known is None:
+        self._known, self._ahead = deferred.join()
+        if self._known is None:
             self._taken = 0
-        self._known = None if known is None or self._known is None else {**self._known, **known}
 
     def _defers(self) -> bool:
         """Return whether the next batch may be recorded before the one before it is acked."""
@@ -269,48 +301,81 @@ class Holder:
         self._paused -= 1
         return self._paused < 0
 
-    def _record_only(
+    def _without_full(
         self, start: int, wants: Mapping[int, Want | None], pending: Mapping[int, int], left: Allowance
     ) -> dict[int, Want | None]:
-        """Add the parts of batch start + 1 of shards that can fill their share from lanes without unacked messages.
+        """Record the parts of batch start + 1 of shards that can fill their share from lanes without unacked messages.
 
         Returns:
             The wants of the other shards, which must ack first, because that makes more lanes ready.
         """
         known = self._look()
         unacked = {shard for shard in wants if any(n <= start for n in known[shard].open)}
-        full = {s: want for s, want in wants.items() if s in unacked and want is not None and want.messages <= pending[s]}
-        if full:
-
-            def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterable[Block]:
-                if sum(of.messages if isinstance(of, PackedColumns) else len(of) for of in leases) < full[shard].messages:
-                    raise _TooFew("too few lanes are ready", shard=shard)
-                return self.encode(leases, shard)
-
-            # An open batch that the store does not know of is not acked.
-            without = {shard: known[shard]._replace(open=frozenset()) for shard in full}
-            self._known = None
-            done = self._handouts.advance(self._by(encode), without, start, full, left)
-            if done.failed is None:
-                self._known = {**known, **{s: k._replace(open=k.open | known[s].open) for s, k in done.known.items()}}
-            known = self._look()
-            if all(known[shard].last > start for shard in full):
-                self._pause = 0
-            else:
-                self._pause = self._paused = min(2 * self._pause + 1, PAUSE_MAX)
+        full = {s: want for s, want in wants.items() if s in unacked}
+        self._known = None
+        self._known = known = self._record_full(known, start, full, pending, left)
         return {s: want for s, want in wants.items() if known[s].last <= start and not (want is None and s in unacked)}
 
-    def _ack_later(self, start: int) -> None:
-        unacked = {shard: k for shard, k in self._look().items() if any(n <= start for n in k.open)}
-        if not unacked:
-            return
-        by = self._by(self.encode)
+    def _record_full(
+        self,
+        known: dict[int, Known],
+        start: int,
+        wants: Mapping[int, Want | None],
+        pending: Mapping[int, int],
+        left: Allowance,
+    ) -> dict[int, Known]:
+        """Record the parts of batch start + 1 of shards that can fill their share. Ack nothing.
 
-        def ack() -> dict[int, Known] | None:
+        Returns:
+            The new state of all shards.
+        """
+        full = {s: want for s, want in wants.items() if want is not None and want.messages <= pending[s]}
+        if not full:
+            return known
+
+        def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterable[Block]:
+            if sum(of.messages if isinstance(of, PackedColumns) else len(of) for of in leases) < full[shard].messages:
+                raise _TooFew("too few lanes are ready", shard=shard)
+            return self.encode(leases, shard)
+
+        # An open batch that the store does not know of is not acked.
+        without = {shard: known[shard]._replace(open=frozenset()) for shard in full}
+        done = self._handouts.advance(self._by(encode, self.keep + 1), without, start, full, left)
+        if done.failed is None:
+            known = {**known, **{s: k._replace(open=k.open | known[s].open) for s, k in done.known.items()}}
+        else:
+            known = self._handouts.known(self.name)
+        if all(known[shard].last > start for shard in full):
+            self._pause = 0
+        else:
+            self._pause = self._paused = min(2 * self._pause + 1, PAUSE_MAX)
+        return known
+
+    def _follow(
+        self, known: dict[int, Known], start: int, arrived: Mapping[int, int] | None, limits: Allowance | None
+    ) -> _Followed:
+        """Ack up to `start`, and record batch start + 2 if it is full without the lanes of batch start + 1.
+
+        Args:
+            known: the state of all shards.
+            limits: those of that batch; None: record nothing.
+        Returns:
+            The new state, and what remains of the limits; None, None: a shard failed to ack.
+        """
+        unacked = {shard: k for shard, k in known.items() if any(n <= start for n in k.open)}
+        if unacked:
+            by = self._by(self.encode, self.keep)
             done = self._handouts.advance(by, unacked, start, dict.fromkeys(unacked), Allowance(0, 0))
-            return done.known if done.failed is None else None
-
-        self._deferred = _DeferredAck(ack, start)
+            if done.failed is not None:
+                return None, None
+            known = {**known, **done.known}
+        if limits is None or self._pause:
+            return known, None
+        pending = self._pending(known, start + 1, arrived)
+        ready = next(iter(self._by_turn(pending, limits.messages)), [])
+        wants = _full_wants({shard: pending[shard] for shard in ready}, limits, arrived)
+        known = self._record_full(known, start + 1, wants, pending, limits)
+        return known, limits if limits.taken else None
 
     # ---- recorded batches
 
@@ -339,29 +404,32 @@ class _TooFew(StoreError):
     """Rolls a shard's part of a batch back."""
 
 
-class _DeferredAck:
-    """Acks batches in a thread.
+_Followed = tuple[dict[int, Known] | None, Allowance | None]
+
+
+class _Deferred:
+    """Does what was deferred in a thread.
 
     Args:
-        ack: returns the new state of each shard that it changed; None: a shard failed.
-        upto: the last of the batches.
+        follow: returns the new state of all shards, and what remains of the limits of a batch that it recorded, if it did.
+        upto: the last batch that it acks.
     """
 
-    def __init__(self, ack: Callable[[], dict[int, Known] | None], upto: int) -> None:
-        self._ack = ack
-        self._known: dict[int, Known] | None = None
+    def __init__(self, follow: Callable[[], _Followed], upto: int) -> None:
+        self._follow = follow
+        self._done: _Followed = None, None
         self.upto = upto
         self._thread = Thread(target=self._run, name="strictq-acks", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         with suppress(StrictqError):  # the next call repeats it
-            self._known = self._ack()
+            self._done = self._follow()
 
-    def join(self) -> dict[int, Known] | None:
-        """Wait for the end, and return the result; None: it failed."""
+    def join(self) -> _Followed:
+        """Wait for the end, and return the result; None, None: it failed."""
         self._thread.join()
-        return self._known
+        return self._done
 
 
 def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:
@@ -372,6 +440,20 @@ def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int]
         size = -(-left.bytes // len(ready))
         some = messages > 0 and not left.full
         wants[shard] = Want(messages, size, None if arrived is None else arrived[shard]) if some else None
+    return wants
+
+
+def _full_wants(pending: Mapping[int, int], left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:
+    """Return limits that fill the allowance, as evenly as the shards can; nothing if they have too few messages."""
+    if sum(pending.values()) < left.messages:
+        return {}
+    wants: dict[int, Want | None] = {}
+    messages = left.messages
+    for i, shard in enumerate(sorted(pending, key=pending.__getitem__)):
+        share = min(pending[shard], -(-messages // (len(pending) - i)))
+        messages -= share
+        if share:
+            wants[shard] = Want(share, left.bytes * share // left.messages, None if arrived is None else arrived[shard])
     return wants
 
 

@@ -31,6 +31,7 @@ POWER = ("tests/power",)
 UNSYNCED = ("tests/power/test_receiving.py",)
 NOTHING = "pass"
 HOT_LANES = ("tests/store/test_hot.py",)
+AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
@@ -643,6 +644,34 @@ MUTATIONS = [
         "UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;",
         "UPDATE lease SET deadline = 0 WHERE expired = 0;",
         ("tests/unit/test_handouts_again.py", "tests/property/test_handouts.py"),
+    ),
+    Mutation(
+        "a holder that was fenced gives out nothing that it recorded ahead",
+        "strictq/_handouts.py",
+        "            self._require_held()\n",
+        "            pass\n",
+        AHEAD,
+    ),
+    Mutation(
+        "closing gives back what nobody received",
+        "strictq/_handouts.py",
+        "                self._handouts.withdraw(self.name, self.epoch, self.last)\n",
+        "                pass\n",
+        AHEAD,
+    ),
+    _store(
+        "only the holder gives back",
+        "lanes/handout.py",
+        "    require(tx, name, epoch)\n    token",
+        "    token",
+        *AHEAD,
+    ),
+    _store(
+        "what is given back leaves no blocks",
+        "lanes/handout.py",
+        "    _delete(tx, name, n)\n    tx.run(HANDOUT.set_last",
+        "    tx.run(HANDOUT.set_last",
+        *AHEAD,
     ),
     Mutation(
         "a consumer has one holder",

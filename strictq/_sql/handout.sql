@@ -127,7 +127,7 @@ UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
 SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY n;
 
 -- name: some_leases
--- handout.finish_release: leases to end, in a bounded step. Takes token, limit. Index: lease_handout.
+-- handout.finish_release, handout.withdraw: leases to end, in a bounded step. Takes token, limit. Index: lease_handout.
 SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
 
 -- name: leases

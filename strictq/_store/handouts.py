@@ -194,6 +194,18 @@ class Handouts:
             if _reaches(known[shard.number], upto)
         )
 
+    def withdraw(self, name: str, epoch: int, n: int) -> None:
+        """Undo the newest batch, which no caller received: its messages are ready again, and its number stands for nothing.
+
+        If it fails in a shard, or the process dies, the rest of the batch remains.
+
+        Raises:
+            ConsumerLost: another holder took over.
+        """
+        for shard in self._store.shards:
+            if n in shard.read(lambda db: handout.look(db, name)).open:
+                shard.run(bound(handout.withdraw, name, epoch, n))
+
     # ---- recorded batches
 
     def parts(self, name: str, n: int, *, sync: bool = False) -> list[Part]:

@@ -162,7 +162,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         n = self._number(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
-        following = self._handouts().take(n, messages_max=most, bytes_max=self._options.bytes_max, arrived=self._arrived)
+        size = self._options.bytes_max
+        following = self._handouts().take(n, messages_max=most, bytes_max=size, arrived=self._arrived, ahead=True)
         return start if following == n else self._offset(n, following)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -181,10 +182,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _count(self, held: Holder) -> dict[str, Any]:
         assert self._queue is not None
-        stats = self._queue.stats()
-        in_hand = sum(part.messages for part in held.parts(held.last)) if held.last > held.acked else 0
+        stats, unprocessed = self._queue.stats(), held.unprocessed()
         return {
-            "queue": self._queue.queue_id, "consumer": self._options.consumer, "n": held.last, "lag": stats.ready + in_hand,
+            "queue": self._queue.queue_id, "consumer": self._options.consumer, "n": held.last, "lag": stats.ready + unprocessed,
             "oldest_age_seconds": stats.oldest_age_seconds, "path": self._options.path,
         }  # fmt: skip
 

@@ -36,7 +36,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=PATIENCE_SECONDS)
 
 
-@pytest.mark.parametrize("program", ["stream", "defer"])
+@pytest.mark.parametrize("program", ["stream", "defer", "ahead"])
 def test_the_holder_and_a_worker_are_killed_again_and_again(tmp_path: Path, program: str) -> None:
     chance = random.Random(7)
     sent = dict.fromkeys(KEYS, 0)

@@ -25,7 +25,7 @@ KEEP = 3
 class HandoutsMachine(RuleBasedStateMachine):
     """What was sent, the contents of each batch, and what is processed; compared with the queue after every step."""
 
-    deferring = False
+    deferring = ahead = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +33,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.sent: dict[str, int] = {}
         self.handed: dict[int, list[Label]] = {}
+        self.given = 0  # the newest batch that the stream received
         self.done: set[tuple[str, int]] = set()
         self.dead: set[tuple[str, int]] = set()
         self.released: set[int] = set()
@@ -67,20 +68,19 @@ class HandoutsMachine(RuleBasedStateMachine):
 
         A deferred ack may be lost with the process. Then the next process takes the same batch.
         """
-        start = self.offset if not committed else min(self.h.last, self.offset + 1)
-        before = self.h.last
-        n = self.h.take(start, messages_max=most)
+        start = self.offset if not committed else min(self.given, self.offset + 1)
+        n = self.h.take(start, messages_max=most, ahead=self.ahead)
         if self.deferring and killed and n > start:
             self.crash()
             assert self.h.take(start) == n
         self.h.wait()
         assert n in (start, start + 1)
-        assert n == start + 1 or start == before
+        assert n == start + 1 or start == self.given
         self._ack_to(start)
         self.offset = start
         if n > start:
             rows = read(self.q, self.h, n)
-            if n > before:
+            if n > self.given:
                 self._is_new(n, rows)
             else:
                 assert rows == [r for r in self.handed[n] if (r[0][1:], r[1]) not in self.dead], "a batch comes again as it was"
@@ -95,6 +95,7 @@ class HandoutsMachine(RuleBasedStateMachine):
             assert first in mine, "nothing is skipped"
             assert mine == sorted(mine), "in order"
         self.handed[n] = rows
+        self.given = n
 
     def _ack_to(self, n: int) -> None:
         for number, rows in self.handed.items():
@@ -104,10 +105,10 @@ class HandoutsMachine(RuleBasedStateMachine):
     @rule()
     def listener(self) -> None:
         """Notify the driver that the newest batch is committed."""
-        if self.h.last == 0 or self.h.last in self.released:
+        if self.given == 0 or self.given in self.released:
             return
-        acknowledge(self.q._storage, "etl", self.h.last)
-        self._ack_to(self.h.last)
+        acknowledge(self.q._storage, "etl", self.given)
+        self._ack_to(self.given)
 
     @rule()
     def crash(self) -> None:
@@ -128,6 +129,7 @@ class HandoutsMachine(RuleBasedStateMachine):
     @rule()
     def fresh_checkpoint(self) -> None:
         self.offset = self.h.acked
+        self.given = max(self.given, self.offset)
 
     @rule(back=st.integers(1, KEEP + 3))
     def old_checkpoint(self, back: int) -> None:
@@ -141,7 +143,7 @@ class HandoutsMachine(RuleBasedStateMachine):
             self.h.wait()
             rows = read(self.q, self.h, n + 1)
         except HandoutGone:
-            assert n + 1 in self.released or not kept or self.h.last - n > KEEP
+            assert n + 1 in self.released or not kept or self.given - n > KEEP
         else:
             assert rows == [r for r in self.handed[n + 1] if (r[0][1:], r[1]) not in self.dead or (r[0][1:], r[1]) in self.done]
 
@@ -179,13 +181,16 @@ class HandoutsMachine(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         """Release what is open, as an operator. The stream starts with a new checkpoint."""
-        acked, last = self.h.acked, self.h.last
+        acked = self.h.acked
         self.h.close()
+        after = holder(self.q, keep=KEEP)
+        last = after.last
+        after.close()
         self.q.release_consumer("etl")
         self.released |= set(range(acked + 1, last + 1))
         self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
         assert self.h.acked == last
-        self.offset = last
+        self.offset = self.given = last
 
     # --- invariants
 
@@ -242,7 +247,7 @@ class DeferringMachine(HandoutsMachine):
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(_handouts, "DEFERRED_MIN", 1)
         self._patch.setattr(_handouts, "PAUSE_MAX", 0)
-        self._patch.setattr(_handouts, "_DeferredAck", AckOnWait)
+        self._patch.setattr(_handouts, "_Deferred", AckOnWait)
         super().__init__()
 
     def teardown(self) -> None:
@@ -252,7 +257,13 @@ class DeferringMachine(HandoutsMachine):
             self._patch.undo()
 
 
-HandoutsMachine.TestCase.settings = DeferringMachine.TestCase.settings = settings(
+class AheadMachine(DeferringMachine):
+    """The same with a holder that also records batches before they are wanted."""
+
+    ahead = True
+
+
+HandoutsMachine.TestCase.settings = DeferringMachine.TestCase.settings = AheadMachine.TestCase.settings = settings(
     max_examples=10,
     stateful_step_count=25,
     deadline=None,
@@ -260,3 +271,4 @@ HandoutsMachine.TestCase.settings = DeferringMachine.TestCase.settings = setting
 )
 TestHandouts = HandoutsMachine.TestCase
 TestDeferring = DeferringMachine.TestCase
+TestAhead = AheadMachine.TestCase

@@ -273,6 +273,31 @@ def test_a_query_that_runs_on(spark: SparkSession, q: Queue, ledger: Ledger, che
     until(lambda: not q.consumers()[0].active)
 
 
+def test_a_query_that_stops_gives_back_the_batch_that_it_recorded_ahead(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path
+) -> None:
+    most, keys = 5_000, [f"k{n}" for n in range(40_000)]
+    send_chains(q, keys, 1)
+    ahead: list[bool] = []
+
+    def write(df: DataFrame, batch: int) -> None:
+        until(lambda: (batch == 0 or q.stats().in_flight > most) or q.stats().ready < most)
+        ahead.append(q.stats().in_flight > most)
+        ledger.write(df, batch)
+
+    query = start(load(spark, q.path, maxMessagesPerTrigger=most), checkpoint, write, processingTime="0 seconds")
+    try:
+        until(lambda: len(ahead) > 2)
+    finally:
+        query.stop()
+    assert any(ahead)
+    until(lambda: not q.consumers()[0].active)
+    assert q.stats().in_flight <= most, "the batch in work"
+    assert q.consumers()[0].open <= 1
+    run(load(spark, q.path, maxMessagesPerTrigger=most), checkpoint, ledger)
+    ledger.require(dict.fromkeys(keys, 1))
+
+
 def test_two_queries_with_one_name(spark: SparkSession, q: Queue, ledger: Ledger, tmp_path: Path) -> None:
     query = start(load(spark, q.path), tmp_path / "one", ledger, processingTime="10 milliseconds")
     try:

@@ -100,6 +100,35 @@ def test_the_source_runner_is_killed(spark: SparkSession, q: Queue, tmp_path: Pa
     finish(spark, q, tmp_path)
 
 
+def test_the_source_runner_is_killed_while_it_acks_and_records_ahead(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    """Both run in a thread behind a large batch. Kills at different moments of a batch hit them."""
+    many, most, kills = [f"m{n}" for n in range(20_000)], 6_000, 3
+    send_chains(q, many, 2)
+    ledger = Ledger(tmp_path / "ledger")
+    for turn in range(1, kills + 1):
+        query = start(
+            load(spark, q.path, maxMessagesPerTrigger=most), tmp_path / "checkpoint", ledger, processingTime="0 seconds"
+        )
+        try:
+            until = time.monotonic() + END_SECONDS
+            begun = len(ledger.batches())
+            while len(ledger.batches()) == begun:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            time.sleep(0.1 * turn)
+            os.kill(holder_of(q), signal.SIGKILL)
+            with pytest.raises(Exception, match=r"."):
+                query.awaitTermination(END_SECONDS)
+        finally:
+            query.stop()
+        assert q.stats().in_flight <= 3 * most, "a batch that is not acked yet, the one in work, and the one ahead"
+        assert q.check() == []
+    run(load(spark, q.path, maxMessagesPerTrigger=most), tmp_path / "checkpoint", ledger)
+    ledger.require({**dict.fromkeys(KEYS, SENT), **dict.fromkeys(many, 2)})
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
 def test_a_worker_is_killed_in_a_task(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
 

@@ -28,7 +28,7 @@ def publish(file: Path, value: object) -> None:
     os.replace(part, file)
 
 
-def stream(place: Path, *, deferring: bool = False) -> None:
+def stream(place: Path, *, deferring: bool = False, ahead: bool = False) -> None:
     """Take a batch, write it to the ledger and the checkpoint, and repeat for ever. A repeated batch must be the same."""
     with open_queue(place) as q:
         h = holder(q, keep=3, deferring=deferring)
@@ -36,7 +36,7 @@ def stream(place: Path, *, deferring: bool = False) -> None:
         start = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
         print("going", flush=True)
         while True:
-            n = h.take(start, messages_max=MOST)
+            n = h.take(start, messages_max=MOST, ahead=ahead)
             if n == start:
                 continue
             rows = [list(r) for r in read(q, h, n)]
@@ -51,6 +51,12 @@ def defer(place: Path) -> None:
     """The same with a holder that acks a batch, however small, after it has recorded the next one."""
     _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
     stream(place, deferring=True)
+
+
+def ahead(place: Path) -> None:
+    """The same, and it records batches, however small, before it wants them."""
+    _handouts.DEFERRED_MIN = 1  # type: ignore[misc]
+    stream(place, deferring=True, ahead=True)
 
 
 def work(place: Path) -> None:
@@ -68,4 +74,4 @@ def work(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"stream": stream, "defer": defer, "work": work}[sys.argv[1]](Path(sys.argv[2]))
+    {"stream": stream, "defer": defer, "ahead": ahead, "work": work}[sys.argv[1]](Path(sys.argv[2]))

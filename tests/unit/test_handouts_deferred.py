@@ -27,7 +27,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_DeferredAck", AckOnWait)
+    monkeypatch.setattr(_handouts, "_Deferred", AckOnWait)
 
 
 @pytest.mark.usefixtures("on_wait")
@@ -60,13 +60,13 @@ def test_after_a_failed_try_it_pauses(q: Queue, monkeypatch: pytest.MonkeyPatch)
     fill(q, "a", 40)
     h = holder(q, deferring=True)
     tries: list[int] = []
-    record_only = h._record_only
+    without_full = h._without_full
 
     def counted(start: int, *rest: Any) -> Any:
         tries.append(start)
-        return record_only(start, *rest)
+        return without_full(start, *rest)
 
-    monkeypatch.setattr(h, "_record_only", counted)
+    monkeypatch.setattr(h, "_without_full", counted)
     assert by_key(drain(q, h, messages_max=1)) == {"sa": list(range(1, 41))}
     assert tries == [1, 3, 7, 15, 31]
 
@@ -96,7 +96,7 @@ def test_after_a_crash_before_the_ack_both_batches_are_there(disk: Opener) -> No
 
 
 def test_an_ack_that_failed_is_repeated_by_the_next_call(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_DeferredAck", lambda _, upto: AckOnWait(lambda: None, upto))
+    monkeypatch.setattr(_handouts, "_Deferred", lambda _, upto: AckOnWait(lambda: (None, None), upto))
     for key in "abcdefgh":
         fill(q, key, 1)
     h = holder(q, deferring=True)

@@ -208,10 +208,14 @@ def prune(tx: Tx, name: str, upto: int) -> int:
     """Delete resolved batches up to a number, in one bounded step. Return the last deleted one, or 0."""
     old = tx.run(HANDOUT.too_old, (name, upto, PRUNE_STEP)).fetchall()
     for (n,) in old:
-        for statement in (HANDOUT.delete_blocks, HANDOUT.delete_rejected, HANDOUT.delete_handout):
-            tx.run(statement, (name, n))
+        _delete(tx, name, n)
         tx.run(HANDOUT.set_floor, (n, name))
     return old[-1][0] if old else 0
+
+
+def _delete(tx: Tx, name: str, n: int) -> None:
+    for statement in (HANDOUT.delete_blocks, HANDOUT.delete_rejected, HANDOUT.delete_handout):
+        tx.run(statement, (name, n))
 
 
 # ---- releasing
@@ -239,15 +243,38 @@ def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
     """
     messages = 0
     for _, token in tx.run(HANDOUT.released, (name,)).fetchall():
-        found = tx.run(HANDOUT.some_leases, (token, RELEASE_STEP)).fetchall()
-        for (lane,) in found:
-            lease = lanes.lease_of(tx, lane)
-            assert lease is not None
-            lanes.release_lane(tx, lease)
-            messages += lease.pending
-        if len(found) == RELEASE_STEP:
+        lanes_ended, of_them = _end_leases(tx, token, RELEASE_STEP)
+        messages += of_them
+        if lanes_ended == RELEASE_STEP:
             return messages, True
     return messages, False
+
+
+def withdraw(tx: Tx, name: str, epoch: int, n: int) -> None:
+    """Undo this shard's part of the newest batch, and charge no attempt. In one step: a part is recorded whole or not at all.
+
+    Raises:
+        ConsumerLost: this epoch of the consumer is over. Nothing changed.
+    """
+    require(tx, name, epoch)
+    token = dict(tx.run(HANDOUT.open_handouts, (name, n)).fetchall()).get(n)
+    if token is None:
+        return
+    _end_leases(tx, token, NEVER)
+    _delete(tx, name, n)
+    tx.run(HANDOUT.set_last, (n - 1, name))
+
+
+def _end_leases(tx: Tx, token: int, most: int) -> tuple[int, int]:
+    """Give back some lanes of a batch, without charging an attempt. Return their number, and that of their messages."""
+    found = tx.run(HANDOUT.some_leases, (token, most)).fetchall()
+    messages = 0
+    for (lane,) in found:
+        lease = lanes.lease_of(tx, lane)
+        assert lease is not None
+        lanes.release_lane(tx, lease)
+        messages += lease.pending
+    return len(found), messages
 
 
 def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:

@@ -1,0 +1,197 @@
+"""Batches that are recorded before the caller asks for them: which, with which messages, and what becomes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from strictq import Queue, _handouts
+from strictq._errors import ConsumerLost, HandoutGone
+from tests.support.handouts import by_key, drain, holder, read
+from tests.support.queues import Opener, fill
+from tests.unit.test_handouts_deferred import AckOnWait
+
+KEYS = "abcdefghij"
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_handouts, "DEFERRED_MIN", 1)
+
+
+def fill_all(q: Queue, of_each: int = 1) -> None:
+    for key in KEYS:
+        fill(q, key, of_each)
+
+
+def test_lanes_that_no_batch_holds_fill_the_batch_after_the_next(q: Queue) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    assert (h.last, h.acked, q.stats().acks, q.stats().in_flight) == (3, 1, 3, 6)
+    assert by_key(read(q, h, 3)) == {"sg": [1], "sh": [1], "si": [1]}
+    assert h.unprocessed() == 6
+    assert h.take(2, messages_max=3, ahead=True) == 3
+    h.wait()
+    assert (h.last, h.acked, q.stats().acks, q.stats().in_flight) == (3, 2, 6, 3), "one message does not fill a batch"
+    assert h.take(3, messages_max=3, ahead=True) == 4
+    assert by_key(read(q, h, 4)) == {"sj": [1]}
+    assert h.take(4, ahead=True) == 4
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
+def test_a_later_message_of_a_lane_is_not_recorded_before_the_ack(q: Queue) -> None:
+    fill(q, "a", 6)
+    fill(q, "b", 2)
+    h = holder(q, deferring=True)
+    rows = []
+    n = 0
+    while (following := h.take(n, messages_max=2, ahead=True)) != n:
+        n = following
+        rows += read(q, h, n)
+        h.wait()
+        if h.last > n:
+            assert {key for key, _, _ in read(q, h, h.last)} != {key for key, _, _ in read(q, h, n)}
+    assert by_key(rows) == {"sa": [1, 2, 3, 4, 5, 6], "sb": [1, 2]}
+    assert q.check() == []
+
+
+def test_one_that_some_shards_filled_is_completed_when_it_is_wanted(disk: Opener) -> None:
+    """The number of messages of a shard is an estimate, which counts those of a lane that is on hold."""
+    q = disk(shards=2)
+    receipts = [fill(q, f"k{n}", 1)[0] for n in range(40)]
+    in_first = [str(r.key) for r in receipts if q.explain(r.key).shard == 0]
+    for key in in_first[5:]:
+        q.hold(key)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=4, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    before = read(q, h, 3)
+    assert {p.shard for p in h.parts(3)} == {1}
+    assert (h.last, len(before)) == (3, 2)
+    assert h.take(2, messages_max=4, ahead=True) == 3
+    assert [row for row in read(q, h, 3) if row in before] == before
+    complete = read(q, h, 3)
+    assert len(before) < len(complete) <= 4
+    rest = drain(q, h, messages_max=4, ahead=True)
+    assert len(rest) == 40 - 8 - len(complete) - len(in_first[5:])
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_who_asks_again_receives_the_same(q: Queue, again: int) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    rows = {n: read(q, h, n) for n in (2, 3)}
+    for _ in range(2):
+        assert h.take(1, messages_max=3, ahead=True) == 2
+        assert read(q, h, 2) == rows[2]
+    for _ in range(again):
+        assert h.take(2, messages_max=3, ahead=True) == 3
+        assert read(q, h, 3) == rows[3]
+    assert q.check() == []
+
+
+def test_closing_gives_back_what_nobody_received(q: Queue) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    h.close()
+    assert (q.stats().in_flight, q.stats().ready) == (3, 4)
+    assert q.check() == []
+    assert [(d.key, d.attempt) for d in q.receive(10)] == [("g", 1), ("h", 1), ("i", 1), ("j", 1)]
+    h = holder(q, deferring=True)
+    assert (h.last, h.acked) == (2, 1)
+    assert h.take(1) == 2
+    assert by_key(read(q, h, 2)) == {"sd": [1], "se": [1], "sf": [1]}
+    assert h.take(2) == 2
+    with pytest.raises(HandoutGone, match="no batch"):
+        h.parts(3)
+
+
+def test_closing_gives_nothing_back_that_was_received(q: Queue) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1, 2)] == [1, 2, 3]
+    h.close()
+    assert q.stats().in_flight == 3
+    assert holder(q).take(2) == 3
+
+
+@pytest.mark.parametrize("reject", [False, True])
+def test_a_message_that_is_rejected_from_it_is_not_given_back(q: Queue, reject: bool) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    assert reject is False or q.reject("h", 1, "no")
+    h.close()
+    assert [d.key for d in q.receive(10)] == ["g", "i", "j"] if reject else ["g", "h", "i", "j"]
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("verb", ["released", "taken over"])
+def test_a_holder_that_lost_the_consumer_gives_out_nothing(disk: Opener, verb: str, asks: bool) -> None:
+    q = disk(shards=2)
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    assert h.last == 3
+    if verb == "released":
+        h._lock.leave()
+        assert q.release_consumer("etl") == 6
+    else:
+        q._storage.handouts.take_over("etl")
+    if asks:
+        with pytest.raises(ConsumerLost):
+            h.take(2, messages_max=3, ahead=True)
+    held = q.stats().in_flight
+    h.close()
+    assert q.stats().in_flight == held, "it gives back nothing that another holder has"
+    assert q.check() == []
+
+
+def test_after_a_crash_the_next_holder_receives_it(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = disk(shards=2)
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    rows = [read(q, h, n) for n in (2, 3)]
+    disk.close()
+    q = disk()
+    h = holder(q, deferring=True)
+    for start in (1, 2):
+        assert h.take(start, messages_max=1) == start + 1
+        assert read(q, h, start + 1) == rows[start - 1]
+    assert [h.take(3), h.take(4)] == [4, 4]
+    assert q.stats().depth == 0
+
+
+def test_a_limit_of_arrivals_holds(q: Queue) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    arrived = h.arrived()
+    fill(q, "later", 9)
+    n = 0
+    while (following := h.take(n, messages_max=3, arrived=arrived, ahead=True)) != n:
+        n = following
+        assert "slater" not in {key for key, _, _ in read(q, h, n)}
+    assert q.stats().depth == 9
+
+
+def test_nothing_is_recorded_ahead_behind_a_batch_that_is_not_full(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_handouts, "_Deferred", AckOnWait)
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(0, messages_max=8, ahead=True), h.take(1, messages_max=8, ahead=True)] == [1, 2]
+    for key in "klmnopqrstu":
+        fill(q, key, 1)
+    h.wait()
+    assert h.last == 2
