@@ -228,7 +228,7 @@ class Holder:
 
     def _require_held(self) -> None:
         """Raise ConsumerLost if another holder took over, or the consumer was released."""
-        if any(k.epoch != self.epoch for k in self._handouts.known(self.name).values()):
+        if not self._handouts.is_held(self.name, self.epoch):
             raise ConsumerLost(f"consumer {self.name!r} was taken over or released")
 
     def _pending(self, known: Mapping[int, Known], start: int, arrived: Mapping[int, int] | None) -> dict[int, int]:
@@ -236,6 +236,20 @@ class Holder:
         counted = self._handouts.pending(self.name, known, start, every=arrived is not None)
         # Without an open batch the number is exact, so a transaction in an empty shard would find nothing.
         return {s: n for s, n in counted.items() if (n or known[s].open) and known[s].last <= start}
+
+    def _some_pending(
+        self, known: Mapping[int, Known], start: int, arrived: Mapping[int, int] | None, messages: int
+    ) -> dict[int, int]:
+        """Return about how many messages the shards can give whose turn it is, or all of them if there are few."""
+        most = max(AT_ONCE, messages // PART_MESSAGES)
+        every, found, total = arrived is not None, {}, 0
+        for shard, n in self._handouts.pending_from(self._turn + 1, self.name, known, start, every=every):
+            found[shard] = n
+            total += n
+            if len(found) >= most and total >= messages:
+                self._turn = shard
+                break
+        return found
 
     def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
         """Divide the shards into those that give messages first, and those that give some if there is room left.
@@ -371,9 +385,8 @@ class Holder:
             known = {**known, **done.known}
         if limits is None or self._pause:
             return known, None
-        pending = self._pending(known, start + 1, arrived)
-        ready = next(iter(self._by_turn(pending, limits.messages)), [])
-        wants = _full_wants({shard: pending[shard] for shard in ready}, limits, arrived)
+        pending = self._some_pending(known, start + 1, arrived, limits.messages)
+        wants = _full_wants(pending, limits, arrived)
         known = self._record_full(known, start + 1, wants, pending, limits)
         return known, limits if limits.taken else None
 
@@ -394,7 +407,8 @@ class Holder:
                 f"batch {n} of consumer {self.name!r} is no longer kept: the last acked one is {self.acked}, "
                 f"and {self.keep} before it are kept"
             )
-        found = self._handouts.parts(self.name, n, sync=sync)
+        among = [shard for shard, k in self._look().items() if n in k.open]
+        found = self._handouts.parts(self.name, n, among=among, sync=sync)
         if not found:
             raise HandoutGone(f"consumer {self.name!r} of this queue has no batch {n}")
         return found

@@ -5,7 +5,7 @@ A batch's number stands for the same messages for ever, so a repeated or late ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
@@ -104,6 +104,10 @@ class Handouts:
         """Return each shard's state of a consumer."""
         return {s.number: s.read(lambda db: handout.look(db, name)) for s in self._store.shards}
 
+    def is_held(self, name: str, epoch: int) -> bool:
+        """Return whether no later epoch has begun. Each begins in the first shard."""
+        return self._store.shards[0].look(lambda db: handout.look(db, name)).epoch == epoch
+
     def take_over(self, name: str) -> int:
         """Begin the newest epoch, which fences every earlier holder, and finish what an earlier holder left half done."""
         epoch = self._begin_epoch(name)
@@ -156,9 +160,22 @@ class Handouts:
         Args:
             every: include all shards. Otherwise only those with something ready, or with acks that make more ready.
         """
-        store = self._store
-        found = [s for s in store.rotation() if every or _reaches(known[s.number], start) or store.outlook(s)[0]]
-        return {s.number: s.look(lambda db: handout.pending_behind(db, name, start)) for s in found}
+        return dict(self._counted(self._store.rotation(), name, known, start, every))
+
+    def pending_from(
+        self, first: int, name: str, known: Mapping[int, Known], start: int, *, every: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the same, shard by shard from `first` on. A shard is read when it is its turn."""
+        shards = self._store.shards
+        at = first % len(shards)
+        return self._counted([*shards[at:], *shards[:at]], name, known, start, every)
+
+    def _counted(
+        self, shards: Iterable[Shard], name: str, known: Mapping[int, Known], start: int, every: bool
+    ) -> Iterator[tuple[int, int]]:
+        for shard in shards:
+            if every or _reaches(known[shard.number], start) or self._store.outlook(shard)[0]:
+                yield shard.number, shard.look(lambda db: handout.pending_behind(db, name, start))
 
     def advance(
         self, by: Holding, known: Mapping[int, Known], start: int, wants: Mapping[int, Want | None], left: Allowance
@@ -208,15 +225,17 @@ class Handouts:
 
     # ---- recorded batches
 
-    def parts(self, name: str, n: int, *, sync: bool = False) -> list[Part]:
+    def parts(self, name: str, n: int, *, among: Collection[int] = (), sync: bool = False) -> list[Part]:
         """Return the blocks of a batch, shard by shard and in order; empty if it is not recorded.
 
         Args:
+            among: all shards that have a part of it; empty: not known.
             sync: make the blocks survive a power cut, because the holder that recorded them may have died before its own sync.
         Raises:
             HandoutGone: it was released.
         """
-        found = [p for s in self._store.shards for p in s.look(bound(handout.parts, name, n, s.number))]
+        shards = [s for s in self._store.shards if not among or s.number in among]
+        found = [p for s in shards for p in s.look(bound(handout.parts, name, n, s.number))]
         if sync:
             for number in {part.shard for part in found}:
                 self._store.shards[number].sync()

@@ -59,7 +59,12 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _hide() -> None:
+def is_of_spark() -> bool:
+    """Return whether Spark started this process to run Python code."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name.startswith("pyspark."):
+    return spec is not None and spec.name.startswith("pyspark.")
+
+
+def _hide() -> None:
+    if is_of_spark():
         os.environ[HIDE] = "1"

@@ -6,6 +6,9 @@ consumer. See docs/explanation/spark.md for the steps.
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,11 +29,13 @@ from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
-from ._plain import OFFSET_METHODS, plain
+from ._plain import OFFSET_METHODS, is_of_spark, plain
 from ._shown import BODY, RowView
 from ._table_columns import read_schema
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from pyarrow import RecordBatch
 
     from .._store.api import Encode
@@ -94,6 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 queue.close()
                 raise
             self._queue, self._held = queue, held
+            _stop_on_sigterm()
         return self._held
 
     def _encode(self, queue: Queue, mark: Mapping[str, str] | None = None) -> Encode:
@@ -242,6 +248,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = RowView.of(self._schema, self._given.get("bodyColumn") or BODY, many=False)
         yield from recorded(partition, view, partition.path)
         settle()
+
+
+def _stop_on_sigterm() -> None:
+    """Let the process of a query call `stop`. Spark ends it with SIGTERM, sent twice, which would end it at once."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(0)
+
+    if is_of_spark() and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
 
 
 def recorded(task: Blocks, view: RowView, path: str) -> Iterator[RecordBatch]:
