@@ -7,10 +7,10 @@ unchanged, until it is acked. Its leases have no deadline.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
@@ -185,6 +185,10 @@ class Holder:
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
         validate.whole("bytes_max", bytes_max, 1, 2**62)
         self._storage.require_open()
+        if self._is_recorded(start):
+            self._require_held()
+            self._defer(start, arrived, Allowance(messages_max, bytes_max) if ahead else None)
+            return start + 1
         self.wait()
         last = self.last
         if not 0 <= start <= last:
@@ -221,9 +225,7 @@ class Holder:
             return start
         self._taken = left.taken
         if deferring or begun is not None:
-            limits = Allowance(messages_max, bytes_max) if ahead and left.full else None
-            known = self._look()
-            self._deferred = _Deferred(lambda: self._follow(known, start, arrived, limits), start)
+            self._defer(start, arrived, Allowance(messages_max, bytes_max) if ahead and left.full else None)
         return start + 1
 
     def _require_held(self) -> None:
@@ -308,6 +310,20 @@ class Holder:
         if self._known is None:
             self._taken = 0
 
+    def _is_recorded(self, start: int) -> bool:
+        """Return whether all of batch start + 1 was recorded ahead, and pass it on. Waits for that, but not for an ack."""
+        if self._deferred is None:
+            return False
+        known, ahead = self._deferred.recorded()
+        if known is None or ahead is None or not ahead.full or start + 1 != max(k.last for k in known.values()):
+            return False
+        self._known, self._start, self._taken = known, start, ahead.taken
+        return True
+
+    def _defer(self, start: int, arrived: Mapping[int, int] | None, limits: Allowance | None) -> None:
+        known, before = self._look(), self._deferred
+        self._deferred = _Deferred(self._follow(before, known, start, arrived, limits), start)
+
     def _defers(self) -> bool:
         """Return whether the next batch may be recorded before the one before it is acked."""
         if not self._deferring or self._taken < DEFERRED_MIN:
@@ -366,29 +382,36 @@ class Holder:
         return known
 
     def _follow(
-        self, known: dict[int, Known], start: int, arrived: Mapping[int, int] | None, limits: Allowance | None
-    ) -> _Followed:
-        """Ack up to `start`, and record batch start + 2 if it is full without the lanes of batch start + 1.
+        self,
+        before: _Deferred | None,
+        known: dict[int, Known] | None,
+        start: int,
+        arrived: Mapping[int, int] | None,
+        limits: Allowance | None,
+    ) -> Iterator[_Followed]:
+        """Record batch start + 2 if it is full without lanes of unacked batches, and then ack up to `start`.
 
         Args:
-            known: the state of all shards.
+            before: what was deferred before it, and comes first.
+            known: the state of all shards, if nothing was.
             limits: those of that batch; None: record nothing.
-        Returns:
-            The new state, and what remains of the limits; None, None: a shard failed to ack.
+        Yields:
+            After each step, the new state, and what remains of the limits; None, None: a shard failed to ack.
         """
+        if before is not None:
+            known, _ = before.join()
+        if known is None:
+            return
+        ahead = None
+        if limits is not None and not self._pause:
+            pending = self._some_pending(known, start + 1, arrived, limits.messages)
+            known = self._record_full(known, start + 1, _full_wants(pending, limits, arrived), pending, limits)
+            ahead = limits if limits.taken else None
+        yield known, ahead
         unacked = {shard: k for shard, k in known.items() if any(n <= start for n in k.open)}
-        if unacked:
-            by = self._by(self.encode, self.keep)
-            done = self._handouts.advance(by, unacked, start, dict.fromkeys(unacked), Allowance(0, 0))
-            if done.failed is not None:
-                return None, None
-            known = {**known, **done.known}
-        if limits is None or self._pause:
-            return known, None
-        pending = self._some_pending(known, start + 1, arrived, limits.messages)
-        wants = _full_wants(pending, limits, arrived)
-        known = self._record_full(known, start + 1, wants, pending, limits)
-        return known, limits if limits.taken else None
+        by = self._by(self.encode, self.keep)
+        done = self._handouts.advance(by, unacked, start, dict.fromkeys(unacked), Allowance(0, 0))
+        yield (None, None) if done.failed is not None else ({**known, **done.known}, ahead)
 
     # ---- recorded batches
 
@@ -425,23 +448,39 @@ class _Deferred:
     """Does what was deferred in a thread.
 
     Args:
-        follow: returns the new state of all shards, and what remains of the limits of a batch that it recorded, if it did.
+        steps: records a batch, then acks. Yields after each the new state of all shards, and what remains of the limits of the
+            batch that it recorded, if it did.
         upto: the last batch that it acks.
     """
 
-    def __init__(self, follow: Callable[[], _Followed], upto: int) -> None:
-        self._follow = follow
+    def __init__(self, steps: Iterator[_Followed], upto: int) -> None:
+        self._steps = steps
         self._done: _Followed = None, None
+        self._recorded = Event()
         self.upto = upto
         self._thread = Thread(target=self._run, name="strictq-acks", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(StrictqError):  # the next call repeats it
-            self._done = self._follow()
+        end: _Followed = None, None
+        try:
+            for step in self._steps:
+                self._done = step
+                self._recorded.set()
+            end = self._done
+        except StrictqError:
+            pass  # the next call repeats it
+        finally:
+            self._done = end
+            self._recorded.set()
+
+    def recorded(self) -> _Followed:
+        """Wait until the batch is recorded, and return the result so far; None, None: a step failed."""
+        self._recorded.wait()
+        return self._done
 
     def join(self) -> _Followed:
-        """Wait for the end, and return the result; None, None: it failed."""
+        """Wait for the end, and return the result; None, None: a step failed."""
         self._thread.join()
         return self._done
 

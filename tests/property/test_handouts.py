@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import strictq
 from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig, _handouts
 from strictq._consumers import acknowledge
 from strictq.testing import FakeClock
-from tests.support.handouts import Label, holder, read
+from tests.support.handouts import Label, Lazy, holder, read
 
 KEYS = [f"k{n}" for n in range(5)]
 KEEP = 3
@@ -230,14 +229,6 @@ class HandoutsMachine(RuleBasedStateMachine):
         assert not self.done & self.dead
 
 
-class AckOnWait:
-    """Acks when the holder waits for it. A process that is killed before has not acked."""
-
-    def __init__(self, ack: Callable[[], object], upto: int) -> None:
-        self.join = ack
-        self.upto = upto
-
-
 class DeferringMachine(HandoutsMachine):
     """The same with a holder that records batches, also the smallest, before it acks the ones before them."""
 
@@ -247,7 +238,7 @@ class DeferringMachine(HandoutsMachine):
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(_handouts, "DEFERRED_MIN", 1)
         self._patch.setattr(_handouts, "PAUSE_MAX", 0)
-        self._patch.setattr(_handouts, "_Deferred", AckOnWait)
+        self._patch.setattr(_handouts, "_Deferred", Lazy)
         super().__init__()
 
     def teardown(self) -> None:

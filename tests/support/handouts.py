@@ -49,6 +49,25 @@ def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
     assert at == len(piece.bodies)
 
 
+class Lazy:
+    """Does what is deferred when the holder waits for it, and not before. Who is killed before has not done it."""
+
+    def __init__(self, steps: Iterator[Any], upto: int) -> None:
+        self._steps = steps
+        self._done: Any = None
+        self.upto = upto
+
+    def recorded(self) -> Any:
+        self._done = self._done or next(self._steps, (None, None))
+        return self._done
+
+    def join(self) -> Any:
+        self.recorded()
+        for self._done in self._steps:  # noqa: B020
+            pass
+        return self._done
+
+
 def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Holder:
     """Return the attached holder of a consumer."""
     h = Holder(q, consumer, encode, packed=packed, **options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from strictq import Queue, _handouts
-from strictq._errors import ConsumerLost, HandoutGone
-from tests.support.handouts import by_key, drain, holder, read
+from strictq._errors import ConsumerLost, HandoutGone, StrictqError
+from tests.support.handouts import Lazy, by_key, drain, holder, read
 from tests.support.queues import Opener, fill
-from tests.unit.test_handouts_deferred import AckOnWait
 
 KEYS = "abcdefghij"
 
@@ -38,6 +39,46 @@ def test_lanes_that_no_batch_holds_fill_the_batch_after_the_next(q: Queue) -> No
     assert by_key(read(q, h, 4)) == {"sj": [1]}
     assert h.take(4, ahead=True) == 4
     assert q.stats().depth == 0
+    assert q.check() == []
+
+
+def test_who_wants_a_batch_that_is_recorded_does_not_wait_for_acks(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_handouts, "_Deferred", Lazy)
+    fill_all(q, 2)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=4, ahead=True) for n in range(4)] == [1, 2, 3, 4]
+    assert q.stats().acks == 4, "those of the first batch: only the newest may still be under way"
+    h.ack(2)
+    assert q.stats().acks == 4
+    h.wait()
+    assert (h.acked, q.stats().acks) == (3, 12)
+    assert by_key([row for n in range(1, 5) for row in read(q, h, n)]) == {f"s{key}": [1, 2] for key in KEYS[:8]}
+    assert q.check() == []
+
+
+def test_an_ack_that_failed_behind_a_recorded_batch_raises_in_the_call_that_repeats_it(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_all(q, 2)
+    h = holder(q, deferring=True)
+    advance = h._handouts.advance
+    failing = [True]
+
+    def fail(by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
+        if failing and wants and not any(wants.values()):
+            raise StrictqError("the disk is gone")
+        return advance(by, known, start, wants, left)
+
+    assert h.take(0, messages_max=4) == 1
+    monkeypatch.setattr(type(h._handouts), "advance", lambda _, *args: fail(*args))
+    assert h.take(1, messages_max=4, ahead=True) == 2
+    h._deferred.join()  # type: ignore[union-attr]
+    with pytest.raises(StrictqError, match="the disk is gone"):
+        h.take(2, messages_max=4, ahead=True)
+    failing.clear()
+    assert [h.take(n, messages_max=4, ahead=True) for n in (2, 3)] == [3, 4]
+    h.wait()
+    assert (h.acked, q.stats().acks) == (3, 12)
     assert q.check() == []
 
 
@@ -187,7 +228,7 @@ def test_a_limit_of_arrivals_holds(q: Queue) -> None:
 
 
 def test_nothing_is_recorded_ahead_behind_a_batch_that_is_not_full(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_Deferred", AckOnWait)
+    monkeypatch.setattr(_handouts, "_Deferred", Lazy)
     fill_all(q)
     h = holder(q, deferring=True)
     assert [h.take(0, messages_max=8, ahead=True), h.take(1, messages_max=8, ahead=True)] == [1, 2]

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from strictq import Queue, _handouts
-from tests.support.handouts import by_key, drain, holder, read
+from tests.support.handouts import Lazy, by_key, drain, holder, read
 from tests.support.queues import Opener, fill, keys_by_shard
-
-
-class AckOnWait:
-    """Acks when the holder waits for it, and not before."""
-
-    def __init__(self, ack: Callable[[], object], upto: int) -> None:
-        self.join = ack
-        self.upto = upto
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +18,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_Deferred", AckOnWait)
+    monkeypatch.setattr(_handouts, "_Deferred", Lazy)
 
 
 @pytest.mark.usefixtures("on_wait")
@@ -96,7 +87,7 @@ def test_after_a_crash_before_the_ack_both_batches_are_there(disk: Opener) -> No
 
 
 def test_an_ack_that_failed_is_repeated_by_the_next_call(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_Deferred", lambda _, upto: AckOnWait(lambda: (None, None), upto))
+    monkeypatch.setattr(_handouts, "_Deferred", lambda _, upto: Lazy(iter(()), upto))
     for key in "abcdefgh":
         fill(q, key, 1)
     h = holder(q, deferring=True)
