@@ -32,7 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "query": ("looking", "Query your own app_* tables with SQL."),
     "redrive": ("operating", "Return dead letters to their original position."),
     "hold": ("operating", "Stop delivering the messages of a key."),
-    "release": ("operating", "End a hold, or (--consumer) give back a consumer's batches."),
+    "release": ("operating", "End a hold, or (--consumer) release the batches of a Spark stream."),
     "reject": ("operating", "Dead-letter individual messages."),
     "purge": ("operating", "Delete the messages of a key or queue, except those in flight."),
     "config": ("configuring", "Show or change settings."),
