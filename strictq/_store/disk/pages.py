@@ -304,33 +304,48 @@ def cells(page: bytes, number: int) -> Iterator[Cell]:
     Raises:
         Unreadable: it is not such a page.
     """
+    for at in _places(page, number):
+        yield _cell(page, number, at)
+
+
+def last_cell(page: bytes, number: int) -> Cell | None:
+    """Return the cell with the greatest key, for a page of which no more is needed. None: it is empty."""
+    places = _places(page, number)
+    return _cell(page, number, places[-1]) if places else None
+
+
+def _places(page: bytes, number: int) -> tuple[int, ...]:
+    """Return the offsets of the cells, in the order of their keys."""
     start = 100 if number == 1 else 0
     kind = page[start]
     if kind not in (_INTERIOR_INDEX, _INTERIOR_TABLE, _LEAF_INDEX, _LEAF_TABLE):
         raise Unreadable(f"page {number} is not a page of a tree")
-    inner = kind in (_INTERIOR_INDEX, _INTERIOR_TABLE)
     (count,) = struct.unpack_from(">H", page, start + 3)
-    first = start + (12 if inner else 8)
+    first = start + (12 if kind in (_INTERIOR_INDEX, _INTERIOR_TABLE) else 8)
     if first + 2 * count > USABLE:
         raise Unreadable(f"page {number} has too many cells")
-    for at in struct.unpack_from(f">{count}H", page, first):
-        child = rowid = payload = overflow = None
-        size = 0
-        if inner:
-            (child,) = struct.unpack_from(">I", page, at)
-            at += 4
-        if kind != _INTERIOR_TABLE:
-            size, at = varint(page, at)
-        if kind in (_INTERIOR_TABLE, _LEAF_TABLE):
-            rowid, at = varint(page, at)
-        if kind != _INTERIOR_TABLE:
-            local = _local(size, _LOCAL_MAX_TABLE if kind == _LEAF_TABLE else _LOCAL_MAX_INDEX)
-            payload = page[at : at + local]
-            if at + local > USABLE:
-                raise Unreadable(f"a cell of page {number} exceeds the page")
-            if local < size:
-                (overflow,) = struct.unpack_from(">I", page, at + local)
-        yield Cell(child, rowid, payload, size, overflow)
+    return struct.unpack_from(f">{count}H", page, first)
+
+
+def _cell(page: bytes, number: int, at: int) -> Cell:
+    kind = page[100 if number == 1 else 0]
+    child = rowid = payload = overflow = None
+    size = 0
+    if kind in (_INTERIOR_INDEX, _INTERIOR_TABLE):
+        (child,) = struct.unpack_from(">I", page, at)
+        at += 4
+    if kind != _INTERIOR_TABLE:
+        size, at = varint(page, at)
+    if kind in (_INTERIOR_TABLE, _LEAF_TABLE):
+        rowid, at = varint(page, at)
+    if kind != _INTERIOR_TABLE:
+        local = _local(size, _LOCAL_MAX_TABLE if kind == _LEAF_TABLE else _LOCAL_MAX_INDEX)
+        payload = page[at : at + local]
+        if at + local > USABLE:
+            raise Unreadable(f"a cell of page {number} exceeds the page")
+        if local < size:
+            (overflow,) = struct.unpack_from(">I", page, at + local)
+    return Cell(child, rowid, payload, size, overflow)
 
 
 def first_row(page: bytes) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ..disk.pages import Cell, Row, Unreadable, cells, first_row, record
+from ..disk.pages import Cell, Row, Unreadable, first_row, last_cell, record
 
 LAST_TIME: Final = 4
 """The index of that column in the counter row's record."""
@@ -42,10 +42,7 @@ def _newest_of_log(page: bytes, pages: Mapping[int, Callable[[], bytes]]) -> int
     """Return the time of the last row of a leaf of the inbox or the journal. None: it is not such a leaf."""
     if page[0] != _LEAF_TABLE:
         return None
-    last: Cell | None = None
-    for cell in cells(page, 0):
-        if last is None or (cell.rowid or 0) > (last.rowid or 0):
-            last = cell
+    last = last_cell(page, 0)
     if last is None or last.payload is None:
         return None
     row = _record(last, pages)
