@@ -9,6 +9,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,8 @@ from ._sink_rows import OPTIONS, ORDER
 PART_ROWS: Final = 25_000
 PART_BYTES: Final = 16 * 1024 * 1024
 """The most rows, and bytes of bodies, of one transaction, which limits how long other writers wait for the shard's lock."""
+SHARDS_CACHED: Final = 4096
+"""The number of keys whose shards are remembered from batch to batch."""
 
 
 class Cut(NamedTuple):
@@ -152,6 +155,7 @@ class StagedRows:
         """Return, for each row, the number of its key and its shard; and the keys of the lanes for keyless rows."""
         # The distinct keys of each batch: a hash, the first row, and the shard. Pages of these arrays that are never written
         # take no memory.
+        shard_of = lru_cache(SHARDS_CACHED)(shard_of)  # few keys come again in every batch
         hashes: Integers = np.empty(self.rows, np.int64)
         firsts: Integers = np.empty(self.rows, self._number)
         owners: Integers = np.empty(self.rows, np.int16)
