@@ -648,8 +648,8 @@ MUTATIONS = [
     Mutation(
         "a holder that was fenced gives out nothing that it recorded ahead",
         "strictq/_handouts.py",
-        "            self._require_held()\n",
-        "            pass\n",
+        "        if not self._handouts.is_held(self.name, self.epoch):\n",
+        "        if False:\n",
         AHEAD,
     ),
     Mutation(

@@ -534,7 +534,8 @@ def test_max_depth_lets_a_handlers_sends_through(disk: Opener) -> None:
 
 
 def test_a_lock_that_is_never_had_is_a_busy_store_and_nothing_changed(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strictq._store.commit.connection.BUSY_SECONDS", 0.1)
+    for module in ("connection", "writer"):
+        monkeypatch.setattr(f"strictq._store.commit.{module}.BUSY_SECONDS", 0.1)
     q = disk()
     q.send(b"", "k")
     rival = apsw.Connection(str(shard_file(q.path)))

@@ -358,7 +358,8 @@ def test_the_notes_of_the_record_are_on_the_page(kind: str) -> None:
         pytest.skip("there was no such figure in the run that was kept")
     for f, note in found:
         assert folded(f"\n{numbers[note]}. {note}\n") in text
-        (line,) = (row for row in table.splitlines() if row.startswith(f"| {f['what']} | {f['durability']} | {f['batch']:,} | "))
+        start = f"| {f['what']} | {f['durability']} | {f['batch']:,} | "
+        (line,) = (row for row in table.splitlines() if re.sub("<sup>.+?</sup>", "", row).startswith(start))
         heads = [head.strip() for head in table.splitlines()[0].split("|")]
         cell = line.split("|")[heads.index("strictq/s" if note.startswith("strictq ") else f["against"])]
         (marks,) = re.findall(r"<sup>([\d, ]+)</sup>", cell)
