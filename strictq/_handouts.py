@@ -163,10 +163,11 @@ class Holder:
 
         If batch start + 1 is recorded, even in part, it is returned unchanged. Otherwise the oldest ready messages are leased and
         recorded, in one transaction per shard; durable on return. A deferring holder acks a large batch after the return, if
-        lanes without unacked messages fill the next one. The next call waits for that.
+        lanes without unacked messages fill the next one.
 
         With `ahead`, a deferring holder also records the batch after this one meanwhile, if lanes that no batch holds fill it.
-        The next call returns that one, whatever its limits. `close` makes its messages ready again.
+        The next call returns that batch, whatever its limits, and does not wait for the ack; without such a batch, it does.
+        `close` makes the messages of a batch that no call returned ready again.
 
         Args:
             start: the number of the last processed batch.
@@ -322,7 +323,9 @@ class Holder:
 
     def _defer(self, start: int, arrived: Mapping[int, int] | None, limits: Allowance | None) -> None:
         known, before = self._look(), self._deferred
-        self._deferred = _Deferred(self._follow(before, known, start, arrived, limits), start)
+        # Stored before it runs: if an interrupt came between, `close` would undo a batch that is followed by a recorded one.
+        self._deferred = deferred = _Deferred(self._follow(before, known, start, arrived, limits), start)
+        deferred.start()
 
     def _defers(self) -> bool:
         """Return whether the next batch may be recorded before the one before it is acked."""
@@ -368,7 +371,7 @@ class Holder:
                 raise _TooFew("too few lanes are ready", shard=shard)
             return self.encode(leases, shard)
 
-        # An open batch that the store does not know of is not acked.
+        # An open batch that the store does not know of is not acked. So it is not among the acked ones that are kept.
         without = {shard: known[shard]._replace(open=frozenset()) for shard in full}
         done = self._handouts.advance(self._by(encode, self.keep + 1), without, start, full, left)
         if done.failed is None:
@@ -459,6 +462,9 @@ class _Deferred:
         self._recorded = Event()
         self.upto = upto
         self._thread = Thread(target=self._run, name="strictq-acks", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Before that, there is no result to wait for."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -475,13 +481,15 @@ class _Deferred:
             self._recorded.set()
 
     def recorded(self) -> _Followed:
-        """Wait until the batch is recorded, and return the result so far; None, None: a step failed."""
-        self._recorded.wait()
+        """Wait until the batch is recorded, and return the result so far; None, None: a step failed, or it was not started."""
+        if self._thread.ident is not None:
+            self._recorded.wait()
         return self._done
 
     def join(self) -> _Followed:
-        """Wait for the end, and return the result; None, None: a step failed."""
-        self._thread.join()
+        """Wait for the end, and return the result; None, None: a step failed, or it was not started."""
+        if self._thread.ident is not None:
+            self._thread.join()
         return self._done
 
 

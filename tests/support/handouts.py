@@ -57,6 +57,9 @@ class Lazy:
         self._done: Any = None
         self.upto = upto
 
+    def start(self) -> None:
+        """Do nothing yet."""
+
     def recorded(self) -> Any:
         self._done = self._done or next(self._steps, (None, None))
         return self._done

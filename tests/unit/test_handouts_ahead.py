@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_who_asks_again_receives_the_same(q: Queue, again: int) -> None:
     assert q.check() == []
 
 
-def test_closing_gives_back_what_nobody_received(q: Queue) -> None:
+def test_closing_gives_back_a_batch_that_no_call_returned(q: Queue) -> None:
     fill_all(q)
     h = holder(q, deferring=True)
     assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
@@ -154,7 +155,7 @@ def test_closing_gives_back_what_nobody_received(q: Queue) -> None:
         h.parts(3)
 
 
-def test_closing_gives_nothing_back_that_was_received(q: Queue) -> None:
+def test_closing_gives_back_no_batch_that_a_call_returned(q: Queue) -> None:
     fill_all(q)
     h = holder(q, deferring=True)
     assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1, 2)] == [1, 2, 3]
@@ -213,6 +214,27 @@ def test_after_a_crash_the_next_holder_receives_it(disk: Opener, monkeypatch: py
         assert read(q, h, start + 1) == rows[start - 1]
     assert [h.take(3), h.take(4)] == [4, 4]
     assert q.stats().depth == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_interrupt_before_the_thread_starts_undoes_no_batch_before_another(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3, ahead=True) for n in (0, 1)] == [1, 2]
+    if waits:
+        h.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(_handouts._Deferred, "start", lambda _: sys.exit(0))
+        with pytest.raises(SystemExit):
+            h.take(2, messages_max=3, ahead=True)
+    h.close()
+    assert q.stats().in_flight >= 3, "batch 3 is recorded"
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=3) for n in (2, 3, 4)] == [3, 4, 4]
+    assert q.stats().depth == 0
+    assert q.check() == []
 
 
 def test_a_limit_of_arrivals_holds(q: Queue) -> None:
