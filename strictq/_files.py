@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -207,6 +208,14 @@ def free_bytes(path: Path | None) -> int | None:
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize
+
+
+def sync_data(fd: int) -> None:
+    """Sync a file's content, with the part of its metadata that reading it needs."""
+    if sys.platform in ("darwin", "win32"):
+        os.fsync(fd)
+    else:
+        os.fdatasync(fd)
 
 
 # ---- directories

@@ -1206,7 +1206,7 @@ MUTATIONS = [
     Mutation(
         "a segment is on the disk before it is confirmed",
         "strictq/replication/replica_log.py",
-        "            os.fdatasync(fd)\n",
+        "            files.sync_data(fd)\n",
         "            pass\n",
         ("tests/power/test_living_replica.py::test_what_a_replica_confirmed_survives_a_power_cut",),
     ),
@@ -1260,10 +1260,24 @@ MUTATIONS = [
         ("tests/replication/test_received.py",),
     ),
     Mutation(
+        "the former content of a file of the log is not taken for newer segments",
+        "strictq/replication/replica_log.py",
+        "            if out and header.n <= out[-1].header.n:\n",
+        "            if False:\n",
+        ("tests/replication/test_replica_log.py",),
+    ),
+    Mutation(
+        "an answer to an interrupted request is not taken for the next one's",
+        "strictq/_net/frames.py",
+        "            self._reset()  # the answer",
+        "            pass  # the answer",
+        ("tests/net/test_frames.py",),
+    ),
+    Mutation(
         "a damaged segment that was confirmed is not cut off",
         "strictq/replication/replica_log.py",
-        "                if self._whole_behind(fd, at, size):\n",
-        "                if False:\n",
+        "            if n > last:\n",
+        "            if False:\n",
         ("tests/replication/test_received.py",),
     ),
     Mutation(

@@ -155,13 +155,18 @@ class Settings:
         self.confirming.look()
         self._tell_shards()
 
+    @property
+    def replication_is_seen(self) -> bool:
+        """Whether `replication` was read since this process noticed the last change of the settings."""
+        return self._replication_seen == self.settings[1]
+
     def refresh_replication(self, *, surely: bool = False) -> None:
         """Update where the queue ships to. Costs nothing unless this process noticed that the settings changed.
 
         Args:
             surely: read it even if no change was noticed.
         """
-        if self.directory is not None and (surely or self._replication_seen != self.settings[1]):
+        if self.directory is not None and (surely or not self.replication_is_seen):
             known = catalog.read(self.directory, read_only=self.read_only)
             self.replication, self._replication_seen = known.replication, self.settings[1]
 

@@ -13,8 +13,9 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from .._errors import StrictqError, TargetUnavailable
+from .remote import ReplicaTarget
 from .segment_files import SegmentFiles
-from .target import ChainHead, ShipTarget
+from .target import ShipTarget
 
 ANSWER_SECONDS: Final = 60.0
 """The longest duration of a call to a target."""
@@ -38,15 +39,16 @@ class TargetThread:
 
     Args:
         name: the target's name, for messages.
-        on_wait: called several times per second while a call is awaited. An exception from it ends the wait, not the call.
+        on_wait: called several times per second while a call is awaited, with the seconds since its begin. An exception from it
+            ends the wait, not the call.
     """
 
     def __init__(
-        self, name: str, *, answer_seconds: float = ANSWER_SECONDS, on_wait: Callable[[], object] = lambda: None
+        self, name: str, *, answer_seconds: float = ANSWER_SECONDS, on_wait: Callable[[float], object] = lambda _seconds: None
     ) -> None:
         self._name = name
         self._answer_seconds = answer_seconds
-        self._on_wait = on_wait
+        self.on_wait = on_wait
         self._todo: SimpleQueue[HandedCall | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: HandedCall | None = None
@@ -58,8 +60,8 @@ class TargetThread:
         Raises:
             TargetUnavailable: this call, or the one before it, takes too long. It may still take effect.
         """
-        if self.hangs:
-            raise TargetUnavailable(f"{self._name} has not answered for {time.monotonic() - self.began:.0f} s", self._name)
+        if self._last is not None and self.hangs:
+            raise TargetUnavailable(f"{self._name} has not answered for {time.monotonic() - self._last.began:.0f} s", self._name)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="strictq-target", daemon=True)
             try:
@@ -70,8 +72,9 @@ class TargetThread:
         call = self._last = HandedCall(work)
         self._todo.put(call)
         while not call.done.wait(LOOK_SECONDS):
-            self._on_wait()
-            if time.monotonic() - call.began > self._answer_seconds:
+            waited = time.monotonic() - call.began
+            self.on_wait(waited)
+            if waited > self._answer_seconds:
                 raise TargetUnavailable(f"{self._name} does not answer", self._name)
         if call.error is not None:
             raise call.error
@@ -82,11 +85,6 @@ class TargetThread:
     def hangs(self) -> bool:
         """Whether a call is running whose caller stopped waiting."""
         return self._last is not None and not self._last.done.is_set()
-
-    @property
-    def began(self) -> float:
-        """The start of the last call, by the machine's monotonic clock."""
-        return 0.0 if self._last is None else self._last.began
 
     def close(self, then: Callable[[], object] = lambda: None) -> None:
         """End the thread when its call returns, and call `then` in it. Does not wait."""
@@ -158,38 +156,10 @@ class BoundedFiles(SegmentFiles):
         return self._thread.call(lambda: self._target.translated(what, error))
 
 
-class BoundedReplica(ShipTarget):
-    """A replica on another host, with its I/O done by a TargetThread."""
-
-    keeps_segments = False
-
-    def __init__(self, target: ShipTarget, thread: TargetThread) -> None:
-        super().__init__(target.key, write_once=target.write_once)
-        self._target = target
-        self._thread = thread
-
-    def __str__(self) -> str:
-        return str(self._target)
-
-    def identity(self) -> dict[str, Any] | None:
-        return self._thread.call(self._target.identity)
-
-    def reach(self) -> None:
-        self._thread.call(self._target.reach)
-
-    def head(self) -> ChainHead | None:
-        return self._thread.call(self._target.head)
-
-    def put(self, n: int, data: bytes) -> None:
-        self._thread.call(lambda: self._target.put(n, data))
-
-    def retain(self, limit: int) -> int:
-        return self._target.retain(limit)
-
-    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
-        self._thread.call(lambda: self._target.beat(queue_id, history_id, term, x, confirmed=confirmed, generation=generation))
-
-
 def bounded(target: ShipTarget, thread: TargetThread) -> ShipTarget:
     """Return the same target with bounded waits."""
-    return BoundedFiles(target, thread) if isinstance(target, SegmentFiles) else BoundedReplica(target, thread)
+    if isinstance(target, SegmentFiles):
+        return BoundedFiles(target, thread)
+    if isinstance(target, ReplicaTarget):
+        target.bound(thread.call, thread.on_wait)  # requests on an open connection have a time limit of their own
+    return target

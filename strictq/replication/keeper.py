@@ -209,6 +209,7 @@ class ShipKeeper:
                 self.step()
         except Exception:
             logger().exception("the shipper of %s ended", self._directory)
+            self._rest_seconds = BACKOFF_MAX_SECONDS
         finally:
             self._end()
 
@@ -357,12 +358,11 @@ class ShipKeeper:
             self._target = bounded(target, self._calls)
         return self._target
 
-    def _while_waiting(self) -> None:
-        """End the wait for the target if the thread is to end, or if the WAL exceeds its limit."""
-        now = time.monotonic()
-        if self._stop and now > self._stop_by:
+    def _while_waiting(self, seconds: float) -> None:
+        """End the wait for the target, after these seconds, if the thread is to end, or if the WAL exceeds its limit."""
+        if self._stop and time.monotonic() > self._stop_by:
             raise TargetUnavailable(f"{self._replication.target} does not answer", self._replication.target)
-        if self._shipper is None or now - self._calls.began < HANGING_SECONDS:
+        if self._shipper is None or seconds < HANGING_SECONDS:
             return
         if self._shipper.behind_bytes() > self._settings.max_lag_bytes:
             raise TargetUnavailable(f"{self._replication.target} does not answer", self._replication.target)

@@ -28,6 +28,7 @@ class Votes:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._path = directory / VOTES
         self._seen: tuple[tuple[int, int], VoterState] | None = None
 
     def look(self) -> VoterState | None:
@@ -36,9 +37,8 @@ class Votes:
         Raises:
             StoreCorrupt: it can't be read.
         """
-        path = self._directory / VOTES
         try:
-            found = os.stat(path)
+            found = os.stat(self._path)
         except FileNotFoundError:
             return None
         signature = (found.st_ino, found.st_mtime_ns)
@@ -48,7 +48,7 @@ class Votes:
 
     def _read(self) -> VoterState:
         try:
-            return state_from(json.loads(files.content(self._directory / VOTES, BYTES_MAX) or b""))
+            return state_from(json.loads(files.content(self._path, BYTES_MAX) or b""))
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             raise StoreCorrupt(f"the votes of {self._directory} can't be read", shard=-1, cause=e) from e
 
@@ -63,7 +63,7 @@ class Votes:
         try:
             if not lock.alone(LOCK_SECONDS):
                 raise StoreBusy(f"another process uses the votes of {self._directory}", shard=-1)
-            if not (self._directory / VOTES).exists():
+            if not self._path.exists():
                 self.store(VoterState(os.urandom(8).hex()))
             yield self._read()
         finally:
@@ -72,7 +72,7 @@ class Votes:
     def store(self, state: VoterState) -> None:
         """Store the state, durably on return. Only inside a `held` block."""
         with files.typed("the votes can't be stored"):
-            files.replace_durably(self._directory / VOTES, json.dumps(state_values(state)).encode())
+            files.replace_durably(self._path, json.dumps(state_values(state)).encode())
 
     def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Vote:
         """Return the voter's answer. Its promises are on the disk on return.

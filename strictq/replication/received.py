@@ -45,7 +45,7 @@ from .replica_home import (
     make,
 )
 from .replica_log import Logged, LogPlace, ReplicaLog
-from .segment import SEGMENT_BYTES_MAX, SegmentHeader, decode, hash_of
+from .segment import SEGMENT_BYTES_MAX, SegmentHeader, SegmentPages, decode, hash_of
 from .target import ChainHead
 from .voting import NOTHING, LogPosition, Question, Vote
 
@@ -63,6 +63,9 @@ LOOKS_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 1.0
 APPLY_SECONDS: Final = 0.05
 """Seconds that the first applicable segment waits for others, so that pages that are in several of them are written once."""
+DECODED_MAX: Final = 64
+DECODED_BYTES_MAX: Final = 256 << 10
+"""So many segments of at most this size are kept decoded until they are applied."""
 CONTACT_STEP: Final = 500_000
 """Microseconds between two records of a contact with the primary."""
 
@@ -118,6 +121,8 @@ class ReceivedSegments:
         """Segments of an incomplete cut."""
         self._ready: deque[list[Logged]] = deque()
         """Complete cuts that are not applied yet."""
+        self._decoded: dict[int, SegmentPages] = {}
+        """The pages of some segments that are not applied yet."""
         self._applied: Logged | None = None
         self._contact: LastContact | None = None
         self.error: str | None = None
@@ -188,7 +193,7 @@ class ReceivedSegments:
             self._forwarding.loaded(before, found)
         for logged in found:
             if logged.header.n <= self._n:
-                continue  # the state was stored before the log could be emptied
+                continue  # live/ has it
             if (logged.header.n != self._n + 1 or logged.header.prev != self._hash) and not logged.header.begins_base:
                 raise ReplicaGap(f"segment {self._n + 1} is missing in the replica's log", self._n + 1)
             self._follow(logged)
@@ -340,7 +345,7 @@ class ReceivedSegments:
         Raises:
             TargetUnavailable: this replica was started without the next one, which is still a member of the chain.
         """
-        if not self.state.confirmed:
+        if not self.state.confirmed or (self._forwarding is None and not self.state.forwards_to):
             return None
         voter = self._votes.look()
         decided = None if voter is None or not voter.has_vote else voter.decided
@@ -383,7 +388,7 @@ class ReceivedSegments:
             StoreFull, StoreError: it can't be stored.
             TargetUnavailable: it is stored, but the next replica does not confirm it.
         """
-        header, _ = decode(data, n, self._key)  # decode it completely: a segment that can't be applied is not confirmed
+        header, pages = decode(data, n, self._key)  # decode it completely: a segment that can't be applied is not confirmed
         digest = hash_of(data)
         with self._changed:
             self._require_receives()
@@ -399,6 +404,8 @@ class ReceivedSegments:
                     raise StoreFull(f"the replica can't apply its segments: {self.error or 'a reader has it open'}", shard=-1)
                 logged = self._log.append(header, data)
                 self._on_step("appended")
+                if len(self._decoded) < DECODED_MAX and logged.size <= DECODED_BYTES_MAX:
+                    self._decoded[n] = pages
                 self._follow(logged)
                 if self._forwarding is not None:
                     self._forwarding.appended(logged)
@@ -571,7 +578,9 @@ class ReceivedSegments:
         cuts = count = size = 0
         for cut in list(self._ready):
             for logged in cut:
-                _, parts = decode(self._log.read(logged), logged.header.n, self._key)
+                parts = self._decoded.get(logged.header.n)
+                if parts is None:
+                    _, parts = decode(self._log.read(logged), logged.header.n, self._key)
                 for part, pages in parts:
                     newest.setdefault(part.shard, {}).update(pages)
                     sizes[part.shard] = part.size
@@ -584,30 +593,32 @@ class ReceivedSegments:
             self._pages.write(shard, sizes[shard], iter(sorted(images.items())))
             self._on_step("page")
         for _ in range(cuts):
-            self._applied = self._ready.popleft()[-1]
+            cut = self._ready.popleft()
+            self._applied = cut[-1]
+            for logged in cut:
+                self._decoded.pop(logged.header.n, None)
         return size
 
     def _trim(self) -> None:
-        """Empty the full file of the log, once live/ has its segments on the disk."""
+        """Reuse the full file of the log, once live/ has its segments on the disk."""
         assert self._log is not None
         applied = self._applied
         if applied is None:
             return
         file = self._log.droppable(applied.header.n)
-        if file is not None and self._may_empty(file):
+        if file is not None and self._may_drop(file):
             self._store_applied(applied)
-            self._empty(file)
+            self._drop(file, self._log.reuse)
             self._on_step("trimmed")
 
-    def _may_empty(self, file: int) -> bool:
+    def _may_drop(self, file: int) -> bool:
         """Return whether the next replica has the segments of this file."""
         assert self._log is not None
         return self._forwarding is None or self._forwarding.may_drop(self._log.last(file), self._log.size)
 
-    def _empty(self, file: int) -> None:
-        assert self._log is not None
+    def _drop(self, file: int, drop: Callable[[int], None]) -> None:
         with self._changed:
-            self._log.empty(file)
+            drop(file)
             if self._forwarding is not None:
                 self._forwarding.dropped(file)
 
@@ -658,8 +669,8 @@ class ReceivedSegments:
             self._store_applied(applied)
             self._mark.synced()
             for file in (0, 1):
-                if self._may_empty(file):
-                    self._empty(file)
+                if self._may_drop(file):
+                    self._drop(file, log.empty)
 
     def leave(self) -> None:
         """Release the directory, and leave the log unchanged."""

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final
 from .. import _hints as hints
 from .._errors import Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch, StrictqError, TargetUnavailable
 from .._net import telling, transport
+from .._net.frames import FrameConnection, NotUpgraded
 from .keys import key_id
 from .membership import answer_from, message_values
 from .segment import SEGMENT_BYTES_MAX, header_from
@@ -23,12 +25,15 @@ from .voting import Question, Vote
 TIMEOUT_SECONDS: Final = 20.0
 """Seconds to wait for an answer. A replica syncs one segment in this time."""
 ANSWER_BYTES_MAX: Final = 4 << 20
-HEAD: Final = "/1/head"
-CLAIM: Final = "/1/claim"
-BEAT: Final = "/1/beat"
-SEGMENT: Final = "/1/segment/"
-AFTER: Final = "/1/after/"
-VOTE: Final = "/1/vote"
+_VERSION: Final = "/1/"
+FRAMES: Final = _VERSION + "frames"
+"""Opens a connection; see strictq/_net/frames.py. The other paths are those of its requests."""
+HEAD: Final = _VERSION + "head"
+CLAIM: Final = _VERSION + "claim"
+BEAT: Final = _VERSION + "beat"
+SEGMENT: Final = _VERSION + "segment/"
+AFTER: Final = _VERSION + "after/"
+VOTE: Final = _VERSION + "vote"
 _OURS: Final = (Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch)
 """Errors of the replica about the chain or the arguments. All others are the replica's own failures, and may be transient."""
 
@@ -49,14 +54,24 @@ class ReplicaTarget(ShipTarget):
         self._scheme, self._host, self._port = scheme, host, port
         self._token_file = token_file
         self._authority = authority
-        self._token = ""
-        self._tls: ssl.SSLContext | None = None
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: FrameConnection | None = None
+        self._opening: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._on_wait: Callable[[float], object] = lambda _seconds: None
         self._empty = True
         """Whether it had no segments at the last request."""
 
     def __str__(self) -> str:
         return f"{self._scheme}://{transport.address(self._host, self._port)}"
+
+    def bound(self, opening: Callable[[Callable[[], None]], None], on_wait: Callable[[float], object]) -> None:
+        """Bound the waits for it.
+
+        Args:
+            opening: makes the calls that open a connection: they look up the host's name, which has no time limit.
+            on_wait: called several times per second while an answer is awaited, with the seconds since its request. An exception
+                from it ends the wait.
+        """
+        self._opening, self._on_wait = opening, on_wait
 
     def holds(self, _path: Path) -> bool:
         return False
@@ -183,8 +198,6 @@ class ReplicaTarget(ShipTarget):
 
     def _require_json(self, status: int, answer: bytes) -> dict[str, Any] | None:
         """Return the decoded answer, or raise the error in it; None: it has neither."""
-        if status == HTTPStatus.UNAUTHORIZED:
-            raise TargetUnavailable(f"{self} does not accept this token", str(self), hint=hints.TOKEN_FILE, transient=False)
         try:
             if status == HTTPStatus.OK:
                 found = json.loads(answer)
@@ -202,9 +215,10 @@ class ReplicaTarget(ShipTarget):
         fresh = self._connection is None
         try:
             return self._once(method, path, body, most)
-        except (OSError, http.client.HTTPException) as e:
+        except BaseException as e:
             self.close()
-            if fresh or isinstance(e, TimeoutError | ssl.SSLError):
+            closed = isinstance(e, OSError | http.client.HTTPException) and not isinstance(e, TimeoutError | ssl.SSLError)
+            if fresh or not closed:
                 raise
         try:
             return self._once(method, path, body, most)
@@ -213,22 +227,19 @@ class ReplicaTarget(ShipTarget):
             raise
 
     def _once(self, method: str, path: str, body: bytes, most: int) -> tuple[int, bytes]:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = self._connected()
-        connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
-        response = connection.getresponse()
-        answer = response.read(most + 1)
-        if len(answer) > most:
-            raise http.client.HTTPException("the answer is too long")
-        return response.status, answer
+        if self._connection is None:
+            self._connection = self._unopened()
+            self._opening(self._connection.open)
+        return self._connection.ask(f"{method} {path}", body, most)
 
-    def _connected(self) -> http.client.HTTPConnection:
-        self._token = transport.read_token(self._token_file)
+    def _unopened(self) -> FrameConnection:
+        admission = {"Authorization": f"Bearer {transport.read_token(self._token_file)}"}
         if self._scheme != "tcps":
-            return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
-        context = transport.client_context(self._authority or None)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_SECONDS, context=context)
+            http_ = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        else:
+            context = transport.client_context(self._authority or None)
+            http_ = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_SECONDS, context=context)
+        return FrameConnection(http_, FRAMES, admission, self._on_wait)
 
     def _said(self, error: StrictqError) -> StrictqError:
         if isinstance(error, _OURS):
@@ -246,6 +257,10 @@ class ReplicaTarget(ShipTarget):
                 f"{self}: its certificate is not accepted: {error.verify_message}", str(self),
                 hint=hints.CERTIFICATE_OF_REPLICA, transient=False,
             )  # fmt: skip
+        if isinstance(error, NotUpgraded):
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                return TargetUnavailable(f"{self} does not accept this token", str(self), hint=hints.TOKEN_FILE, transient=False)
+            return self._stranger(str(error))
         if isinstance(error, OSError | http.client.HTTPException):
             detail = getattr(error, "strerror", None) or str(error) or type(error).__name__
             return TargetUnavailable(f"{self}: {what}: {detail}", str(self), hint=hints.REPLICA_RUNS)

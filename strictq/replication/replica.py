@@ -1,7 +1,7 @@
 """A living replica: a server that receives a queue's segments over TCP, and keeps a copy that can be read and promoted.
 
-Plain HTTP of the standard library. Each request carries the token; connections are reused. No received data is
-unpickled or executed, and peers send shard numbers, never file names.
+A connection is opened by an HTTP request with the token. No received data is unpickled or executed, and peers send shard numbers,
+never file names.
 """
 
 from __future__ import annotations
@@ -18,31 +18,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
 from .._net import telling, transport
-from .._net.admission import TokenHandler, TokenServer
+from .._net.admission import TokenServer
+from .._net.frames import FrameHandler
 from .adopting import move_aside
 from .keys import read_key
 from .membership import Votes, answer_values, message_from
 from .places import replica_at
 from .received import ReceivedSegments
-from .remote import ReplicaTarget
+from .remote import AFTER, BEAT, CLAIM, FRAMES, HEAD, SEGMENT, VOTE, ReplicaTarget
 from .replica_home import ReplicaState, promotion_wanted
 from .replica_log import position_of
 from .segment import SEGMENT_BYTES_MAX, header_values
 from .voting import Question, Vote
 
-VERSION: Final = "/1/"
-HEAD: Final = VERSION + "head"
-CLAIM: Final = VERSION + "claim"
-BEAT: Final = VERSION + "beat"
-SEGMENT: Final = VERSION + "segment/"
-AFTER: Final = VERSION + "after/"
-VOTE: Final = VERSION + "vote"
 SMALL_BYTES_MAX: Final = 1 << 16
 POLL_SECONDS: Final = 0.1
 WHAT: Final = "the replica"
@@ -82,59 +76,46 @@ class ReplicaServer(TokenServer):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-class ReplicaHandler(TokenHandler):
-    """One connection of a primary."""
+class ReplicaHandler(FrameHandler):
+    """One connection of a primary, or of another replica."""
 
     server: ReplicaServer
-    protocol_version = "HTTP/1.1"
+    opening = FRAMES
+    bytes_max = MappingProxyType({"POST": SMALL_BYTES_MAX, "PUT": SEGMENT_BYTES_MAX})
 
-    def do_GET(self) -> None:
-        self._answered(0, lambda _: self._head_of_chain())
-
-    def do_POST(self) -> None:
-        self._answered(SMALL_BYTES_MAX, self._small)
-
-    def do_PUT(self) -> None:
-        self._answered(SEGMENT_BYTES_MAX, self._segment)
-
-    def _answered(self, bytes_max: int, work: Callable[[bytes], dict[str, Any] | bytes | None]) -> None:
-        body = self.admitted(bytes_max)
-        if body is None:
-            return
+    def answered(self, target: str, body: bytes) -> tuple[HTTPStatus, bytes]:
+        method, _, path = target.partition(" ")
         try:
-            found = work(body)
+            found = {"GET": self._asked, "POST": self._small, "PUT": self._segment}.get(method, _unknown)(path, body)
         except Exception as e:
             if not isinstance(e, StrictqError):
                 traceback.print_exception(e)
-            self.answer(HTTPStatus.UNPROCESSABLE_ENTITY, telling.tell(e, WHAT)[: telling.TOLD_BYTES_MAX])
-            return
+            return HTTPStatus.UNPROCESSABLE_ENTITY, telling.tell(e, WHAT)[: telling.TOLD_BYTES_MAX]
         if found is None:
-            self.close_connection = True
-            self.answer(HTTPStatus.NOT_FOUND)
-        else:
-            self.answer(HTTPStatus.OK, found if isinstance(found, bytes) else json.dumps(found).encode())
+            return HTTPStatus.NOT_FOUND, b""
+        return HTTPStatus.OK, found if isinstance(found, bytes) else json.dumps(found).encode()
 
-    def _head_of_chain(self) -> dict[str, Any] | bytes | None:
-        if self.path.startswith(AFTER):
-            after = self.path.removeprefix(AFTER)
+    def _asked(self, path: str, _body: bytes) -> dict[str, Any] | bytes | None:
+        if path.startswith(AFTER):
+            after = path.removeprefix(AFTER)
             return self.server.replica.receiving().after(int(after)) if _NUMBER.fullmatch(after) else None
-        if self.path != HEAD:
+        if path != HEAD:
             return None
         receiving = self.server.replica.receiving()
         head = receiving.head()
         complete = None if head is None or head.complete is None else header_values(head.complete)
         return receiving.status() | {"n": -1 if head is None else head.n, "hash": head and head.hash, "complete": complete}
 
-    def _small(self, body: bytes) -> dict[str, Any] | None:
-        if self.path == VOTE:
+    def _small(self, path: str, body: bytes) -> dict[str, Any] | None:
+        if path == VOTE:
             return answer_values(self.server.replica.answered(message_from(body)))
-        if self.path not in (CLAIM, BEAT):
+        if path not in (CLAIM, BEAT):
             return None
         receiving = self.server.replica.receiving()
         try:
             said = json.loads(body)
             queue_id, history_id = _name(said["queue_id"], _ID), _name(said["history_id"], _ID)
-            if self.path == CLAIM:
+            if path == CLAIM:
                 receiving.claim(queue_id, history_id, _name(said["key_id"], _KEY_ID))
             else:
                 receiving.beat(
@@ -147,12 +128,16 @@ class ReplicaHandler(TokenHandler):
             raise InvalidArgument("the replica can't read this request") from e
         return {}
 
-    def _segment(self, body: bytes) -> dict[str, Any] | None:
-        number = self.path.removeprefix(SEGMENT)
-        if not self.path.startswith(SEGMENT) or not _NUMBER.fullmatch(number) or number == "-1":
+    def _segment(self, path: str, body: bytes) -> dict[str, Any] | None:
+        number = path.removeprefix(SEGMENT)
+        if not path.startswith(SEGMENT) or not _NUMBER.fullmatch(number) or number == "-1":
             return None
         self.server.replica.receiving().put(int(number), body)
         return {}
+
+
+def _unknown(_path: str, _body: bytes) -> None:
+    """Answer a request with an unknown method: there is nothing."""
 
 
 def _name(value: object, pattern: re.Pattern[str]) -> str:

@@ -1,7 +1,9 @@
 """The log of a replica: consecutive segments in two files that are used alternately.
 
-A segment is durable when `append` returns. It is dropped when live/ has it on the disk: the full file is emptied
-while segments are appended to the other one, so nothing is copied and no append waits.
+A segment is durable when `append` returns. It is dropped when live/ has it on the disk. While segments are appended to one file,
+the full one is dropped as a whole, so nothing is copied and no append waits. It is not truncated: the next appends replace its
+content, and a sync takes half the time if the file does not grow. So older segments, with smaller numbers, may follow those of a
+file.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from typing import Final, NamedTuple
 from .. import _files as files
 from .._errors import ReplicaGap, StoreError
 from .replica_home import LOGS, ReplicaState
-from .segment import ANY, MAGIC, SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
+from .segment import ANY, MAGIC, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
 from .voting import NOTHING, LogPosition
 
 PRIMARY_N: Final = 1 << 61
 """The position of a promoted replica."""
-ROTATE_BYTES: Final = 64 << 20
+ROTATE_BYTES: Final = 16 << 20
 """Size at which appends switch to the other file, if that is empty, bytes."""
 
 
@@ -79,52 +81,54 @@ class ReplicaLog:
             ReplicaGap: a confirmed segment is damaged; nothing was changed.
         """
         found = [self._scan(file) for file in range(len(self._fds))]
-        for file, (logged, _) in enumerate(found):
+        for file, logged in enumerate(found):
             self._last[file] = logged[-1].header.n if logged else -1
-        self._active = int(self._last[1] > self._last[0])
-        for file, (logged, torn) in enumerate(found):
             self._ends[file] = logged[-1].at + logged[-1].size if logged else 0
-            if not torn or not repair:
-                continue
-            if file != self._active and logged:
-                raise ReplicaGap(f"segment {self._last[file] + 1} is damaged in the replica's log", self._last[file] + 1)
-            os.ftruncate(self._fds[file], self._ends[file])
-            os.fsync(self._fds[file])
-        return sorted((each for logged, _ in found for each in logged), key=lambda each: each.header.n)
+        self._active = int(self._last[1] > self._last[0])
+        for file in range(len(found)):
+            self._require_end(file)
+        fd, end = self._fds[self._active], self._ends[self._active]
+        if repair and os.fstat(fd).st_size > end:
+            os.ftruncate(fd, end)
+            os.fsync(fd)
+        return sorted((each for logged in found for each in logged), key=lambda each: each.header.n)
 
-    def _scan(self, file: int) -> tuple[list[Logged], bool]:
-        """Return the segments of a file, and whether other bytes follow them."""
+    def _scan(self, file: int) -> list[Logged]:
+        """Return the segments of a file up to the first one that is damaged, or older than the one before."""
         fd, out, at = self._fds[file], list[Logged](), 0
         size = os.fstat(fd).st_size
         while at < size:
-            n = out[-1].header.n + 1 if out else ANY
             try:
                 start = os.pread(fd, START_BYTES, at)
-                data = os.pread(fd, segment_bytes(start, n), at)
+                data = os.pread(fd, segment_bytes(start, ANY), at)
                 header = decode_header(data, ANY, self._key)
-            except ReplicaGap as e:
-                if self._whole_behind(fd, at, size):
-                    raise ReplicaGap(f"segment {n} is damaged in the replica's log: {e}", n) from e
-                return out, True
+            except ReplicaGap:
+                break
+            if out and header.n <= out[-1].header.n:
+                break
             out.append(Logged(header, hash_of(data), file, at, len(data)))
             at += len(data)
-        return out, False
+        return out
 
-    def _whole_behind(self, fd: int, at: int, size: int) -> bool:
-        """Return whether a valid segment follows a damaged one. Then that one was confirmed, because each append is synced."""
-        if size - at > SEGMENT_BYTES_MAX:
-            return True
-        rest = os.pread(fd, size - at, at)
-        begin = rest.find(MAGIC, 1)
+    def _require_end(self, file: int) -> None:
+        """Raise if newer segments follow the last one of a file. Then the next one was confirmed, because each append is synced.
+
+        Raises:
+            ReplicaGap: they do.
+        """
+        last = self._last[file] if self._last[file] >= 0 else self._last[1 - file]
+        fd, at = self._fds[file], self._ends[file]
+        rest = os.pread(fd, os.fstat(fd).st_size - at, at)
+        begin = rest.find(MAGIC)
         while begin >= 0:
             try:
                 data = rest[begin : begin + segment_bytes(rest[begin : begin + START_BYTES], ANY)]
-                decode_header(data, ANY, self._key)
+                n = decode_header(data, ANY, self._key).n
             except ReplicaGap:
-                begin = rest.find(MAGIC, begin + 1)
-            else:
-                return True
-        return False
+                n = ANY
+            if n > last:
+                raise ReplicaGap(f"segment {last + 1} is damaged in the replica's log", last + 1)
+            begin = rest.find(MAGIC, begin + 1)
 
     # ---- appending, reading, emptying
 
@@ -146,7 +150,7 @@ class ReplicaLog:
             left = memoryview(data)
             while done < len(data):
                 done += os.pwrite(fd, left[done:], at + done)
-            os.fdatasync(fd)
+            files.sync_data(fd)
         except OSError as e:
             self._broken = True
             try:
@@ -165,7 +169,7 @@ class ReplicaLog:
             return os.pread(self._fds[logged.file], logged.size, logged.at)
 
     def droppable(self, upto: int) -> int | None:
-        """Return the file that can be emptied once live/ has all segments up to `upto` on the disk; None: there is none.
+        """Return the file that can be reused once live/ has all segments up to `upto` on the disk; None: there is none.
 
         It is never the file that segments are appended to.
         """
@@ -180,8 +184,12 @@ class ReplicaLog:
         """Return whether the log has no segment after this number."""
         return max(self._last) <= n
 
+    def reuse(self, file: int) -> None:
+        """Drop the segments of a file that live/ has on the disk. Later appends replace them."""
+        self._ends[file], self._last[file] = 0, -1
+
     def empty(self, file: int) -> None:
-        """Drop the segments of a file.
+        """Drop the segments of a file, and release its space.
 
         Raises:
             StoreError: this failed; the segments are still there.
@@ -189,7 +197,7 @@ class ReplicaLog:
         with files.typed("the replica's log can't be emptied"):
             os.ftruncate(self._fds[file], 0)
             os.fsync(self._fds[file])
-        self._ends[file], self._last[file] = 0, -1
+        self.reuse(file)
 
 
 def position_of(home: Path, key: bytes) -> LogPosition:

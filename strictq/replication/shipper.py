@@ -250,7 +250,7 @@ class Shipper:
                 boot_id=self._boot_id, shards=self._capture.shards, parts=tuple(parts),
                 positions={} if more else dict(cut.positions),
             )  # fmt: skip
-            data = encode(header, pages, self._target.key)
+            data = encode(header, pages, self._target.key, compress=self._target.keeps_segments or not self._confirmed)
             self._attempted[n] = hash_of(data)
             self._progress.attempt(n, hash_of(data))
             self._target.put(n, data)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from strictq import _files as files
 from strictq._store.shipping.rebuild import PageFiles
-from strictq.replication import replica_log
 from strictq.replication.replica_home import STATE, ApplyingMark
 from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_verify import Broken
@@ -50,18 +47,8 @@ def test_what_a_replica_confirmed_survives_a_power_cut(place: Path, seed: int) -
     assert attack(place, seed, every=EVERY, again=1) > 60
 
 
-class UnsyncedLog:
-    """The module os for the log, with an fdatasync that does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def fdatasync(self, fd: int) -> None:
-        """Leave it to the system."""
-
-
 def _unsynced_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replica_log, "os", UnsyncedLog())
+    patch.setattr(files, "sync_data", lambda _fd: None)
 
 
 def _unsynced_pages(patch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_another_target_can_be_chosen_while_one_hangs(tmp_path: Path, target: Pa
 
 
 def test_a_target_that_hangs_when_it_is_configured(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TargetThread.__init__, "__kwdefaults__", {"answer_seconds": 0.2, "on_wait": lambda: None})
+    monkeypatch.setattr(TargetThread.__init__, "__kwdefaults__", {"answer_seconds": 0.2, "on_wait": lambda _seconds: None})
     hanging = Hanging(monkeypatch, "make")
     hanging.hangs.set()
     with strictq.open(tmp_path / "q", durability="process") as q:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,11 @@ from strictq import (
     StoreBusy,
     TargetUnavailable,
 )
+from strictq._net.frames import FrameConnection
 from strictq.replication import keeper
 from strictq.replication.places import parse
-from strictq.replication.remote import ReplicaTarget
+from strictq.replication.remote import FRAMES, ReplicaTarget
+from strictq.replication.replica import SMALL_BYTES_MAX
 from strictq.replication.restoring import look, restore
 from tests.support.replicas import (
     FAST,
@@ -384,15 +388,8 @@ STRANGERS = [
     b"\x00" * 1000,
     b"GET / HTTP/1.1\r\n\r\n",
     b"PUT /1/segment/0 HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
-    f"PUT /1/segment/0 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 99999999999\r\n\r\n".encode(),
-    f"PUT /1/segment/-1 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 1\r\n\r\nx".encode(),
-    f"PUT /1/segment/../x HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 1\r\n\r\nx".encode(),
     f"PUT /1/segment/0 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 3\r\n\r\nxyz".encode(),
-    f"POST /1/claim HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 2\r\n\r\n{{}}".encode(),
-    b'POST /1/claim HTTP/1.1\r\nAuthorization: Bearer %b\r\nContent-Length: 53\r\n\r\n'
-    b'{"queue_id": "../x", "history_id": [], "key_id": "k"}' % TOKEN.encode(),
-    f"POST /1/beat HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 6\r\n\r\n[[[[[[".encode(),
-    f"GET /1/other HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode(),
+    f"GET /1/head HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode(),
 ]  # fmt: skip
 
 
@@ -408,6 +405,46 @@ def test_a_strangers_bytes_change_nothing(
         while data := connection.recv(1 << 16):
             answer += data
     assert b" 200 " not in answer
+    assert b" 101 " not in answer
+    assert "Traceback" not in capsys.readouterr().err
+    q.send(b"1", key="k")
+    ship_to(q, replica.address, token)
+    until_level(q, home)
+    assert bodies(home) == [b"1"]
+
+
+ODD_REQUESTS = [
+    ("PUT /1/segment/-1", b"x", HTTPStatus.NOT_FOUND),
+    ("PUT /1/segment/../x", b"x", HTTPStatus.NOT_FOUND),
+    ("PUT /1/segment/0", b"xyz", HTTPStatus.UNPROCESSABLE_ENTITY),
+    ("PUT /1/head", b"xyz", HTTPStatus.NOT_FOUND),
+    ("POST /1/claim", b"{}", HTTPStatus.UNPROCESSABLE_ENTITY),
+    ("POST /1/claim", b'{"queue_id": "../x", "history_id": [], "key_id": "k"}', HTTPStatus.UNPROCESSABLE_ENTITY),
+    ("POST /1/claim", bytes(SMALL_BYTES_MAX + 1), HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    ("POST /1/beat", b"[[[[[[", HTTPStatus.UNPROCESSABLE_ENTITY),
+    ("POST /1/vote", b"no", HTTPStatus.UNPROCESSABLE_ENTITY),
+    ("POST /1/other", b"", HTTPStatus.NOT_FOUND),
+    ("GET /1/other", b"", HTTPStatus.NOT_FOUND),
+    ("GET /1/after/x", b"", HTTPStatus.NOT_FOUND),
+    ("GET /1/head", b"x", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    ("DELETE /1/segment/0", b"", HTTPStatus.NOT_FOUND),
+    ("", b"", HTTPStatus.NOT_FOUND),
+]
+
+
+@pytest.mark.parametrize(("target", "body", "status"), ODD_REQUESTS, ids=range(len(ODD_REQUESTS)))
+def test_an_odd_request_changes_nothing(
+    target: str, body: bytes, status: HTTPStatus, q: Queue, replica: Replica, home: Path, token: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    host, _, port = replica.address.rpartition(":")
+    opening = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection = FrameConnection(opening, FRAMES, {"Authorization": f"Bearer {TOKEN}"}, lambda _seconds: None)
+    try:
+        connection.open()
+        assert connection.ask(target, body, 1 << 20)[0] == status
+    finally:
+        connection.close()
     assert "Traceback" not in capsys.readouterr().err
     q.send(b"1", key="k")
     ship_to(q, replica.address, token)

@@ -54,6 +54,23 @@ def test_what_is_written_is_read_again() -> None:
     assert len(data) < 3 * PAGE  # an empty page takes nothing
 
 
+def test_what_is_not_compressed_is_read_again() -> None:
+    data = encode(header(), pages(), compress=False)
+    assert len(data) > 3 * PAGE
+    assert decode(data, 7) == decode(encode(header(), pages()), 7)
+    assert decode_header(data, 7) == header()
+    assert header_of(data[: 40 + header_bytes(data[:40], 7)], 7) == header()
+    with pytest.raises(ReplicaGap):
+        decode(data[:-1], 7)
+
+
+def test_what_compression_would_enlarge_is_not_compressed() -> None:
+    rng = random.Random(SEED)
+    data = encode(header(parts=(PagesOf(0, 9, 1),)), [(2, rng.randbytes(PAGE))])
+    assert len(data) <= len(encode(header(parts=(PagesOf(0, 9, 1),)), [(2, bytes(PAGE))], compress=False))
+    assert decode(data, 7)[1][0][1] == [(2, random.Random(SEED).randbytes(PAGE))]
+
+
 def test_a_segment_without_pages() -> None:
     data = encode(header(parts=()), [])
     assert decode(data, 7) == (header(parts=()), [])

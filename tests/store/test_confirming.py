@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from strictq import StoreError
 from strictq._store.catalog import Replication
 from strictq._store.shipping.confirming import Rounds
+from tests.support.running import PATIENCE_SECONDS
+from tests.support.shipping import until
 
 HERE = Replication("h", 1, "confirmed", "file:/t")
 
@@ -94,3 +98,34 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "ship-rounds").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError):
         rounds_of(tmp_path)
+
+
+def test_only_those_are_woken_whose_round_has_ended(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path)
+    rounds.take_over()
+    returned: list[int] = []
+
+    def rest(number: int) -> None:
+        rounds.rest(number, PATIENCE_SECONDS)
+        returned.append(number)
+
+    threads = [threading.Thread(target=rest, args=(number,)) for number in (1, 2, 1)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(rounds._waiting) == 3)
+    rounds.begin()
+    rounds.end()
+    until(lambda: len(returned) == 2)
+    assert returned == [1, 1]
+    assert threads[1].is_alive()
+    rounds.begin()
+    rounds.end()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert returned == [1, 1, 2]
+    began = time.monotonic()
+    rounds.rest(2, PATIENCE_SECONDS)  # it has ended already
+    rounds.rest(3, 0.01)  # and this one does not
+    assert time.monotonic() - began < PATIENCE_SECONDS
+    rounds.after_fork_in_child()
+    assert not rounds._waiting

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import strictq
@@ -109,6 +110,57 @@ def test_what_is_captured_is_what_sqlite_reads(q: Queue, clock: FakeClock) -> No
     for number in range(1, shard.size + 1):
         assert pages[number][:4088] == image[(number - 1) * 4096 : number * 4096 - 8], number
     shard.close()
+
+
+@pytest.mark.parametrize("kept", [0, 2, tail.KEPT_FRAMES])
+def test_frames_are_the_same_whether_they_were_kept_or_not(
+    q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    first, second = tail_of(q), tail_of(q)
+    for each in (first, second):
+        each.begin_whole()
+        each.confirm()
+    for confirmed in (False, True, True):
+        work(q, clock)
+        second.advance(None)
+        monkeypatch.setattr(tail, "KEPT_FRAMES", kept)
+        first.advance(None)
+        monkeypatch.undo()
+        assert dict(first.images()) == dict(second.images())
+        assert first.position() == second.position()
+        if confirmed:
+            first.confirm()
+            second.confirm()
+    first.close()
+    second.close()
+
+
+class Busy:
+    """A reader that finds the header of the WAL's index being written, so often."""
+
+    def __init__(self, real: Any, times: int) -> None:
+        self._real = real
+        self.left = times
+
+    def wal_checkpoint(self, **options: Any) -> Any:
+        """See apsw."""
+        if self.left:
+            self.left -= 1
+            raise apsw.BusyError("database is locked")
+        return self._real.wal_checkpoint(**options)
+
+
+def test_a_commit_that_is_being_made_visible_is_waited_for(q: Queue, wal: WalTail, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.send(b"1", key="a")
+    busy = Busy(wal._idle, 3)
+    monkeypatch.setattr(WalTail, "_idle", busy)
+    wal.advance(None)
+    assert busy.left == 0
+    assert wal.has_changes
+    busy.left = 10_000
+    monkeypatch.setattr(tail, "BUSY_STEP_SECONDS", 0.0)
+    with pytest.raises(apsw.BusyError):
+        wal.advance(None)
 
 
 def test_nobody_begins_a_wal_again_before_it_was_captured(q: Queue, wal: WalTail, clock: FakeClock) -> None:

@@ -42,6 +42,8 @@ class Capture:
         self._catalog: apsw.Connection | None = None
         self._catalog_version: int | None = None
         self._catalog_seen: int | None = None
+        self._catalog_at: int | None = None
+        """When queue.db was changed last, as long as its confirmed image is its present one."""
         self.known: Catalog = catalog.read(directory)
         shards = len(self.known.topology)
         self._seal_at = max(WAL_PAGES // shards, WAL_PAGES_MIN)
@@ -84,7 +86,7 @@ class Capture:
             WentBack: the queue is an older copy than the one that was shipped.
         """
         went_on = 0
-        self._catalog_version = None
+        self._catalog_version = self._catalog_at = None
         with _translated():
             for tail in self._tails:
                 position = None if positions is None else positions.get(tail.shard)
@@ -148,8 +150,12 @@ class Capture:
     def _changed_catalog(self) -> bytes | None:
         """Return the image of queue.db, if it differs from the confirmed one."""
         assert self._catalog is not None
-        self._catalog_seen = self._catalog.pragma("data_version")
+        at = files.changed_at(self._directory / layout.CATALOG)
+        if at is not None and at == self._catalog_at:
+            return None  # SQLite would open a transaction to find that out
+        self._catalog_seen, self._catalog_at = self._catalog.pragma("data_version"), None
         if self._catalog_seen == self._catalog_version:
+            self._catalog_at = at
             return None
         self.known = catalog.read(self._directory)
         return self._catalog.serialize("main")

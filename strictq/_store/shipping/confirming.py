@@ -16,6 +16,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from .shipping import Shipping
 from .status import ShipStatus
 
 WAIT_STEP_SECONDS: Final = 0.0002
-"""How often one of the waiting threads reads the file. The others wait for that thread."""
+"""How often one of the waiting threads reads the file if another process ships. The others wait for that thread."""
 TEND_SECONDS: Final = 0.05
 """How often it checks whether any process ships, and takes over from one that was killed."""
 LOOK_SECONDS: Final = 0.5
@@ -61,6 +62,11 @@ class Rounds:
                 self._slots = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
             finally:
                 os.close(fd)
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's waiting threads."""
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
 
     # ---- for the process that ships
 
@@ -78,7 +84,13 @@ class Rounds:
 
     def end(self) -> None:
         """End the round: the target has everything that the round saw on its disk."""
-        self._slots[_ENDED] = self._slots[_BEGUN]
+        ended = self._slots[_ENDED] = self._slots[_BEGUN]
+        for _ in range(len(self._waiting)):
+            number, asleep = self._waiting.popleft()
+            if number <= ended:
+                asleep.release()
+            else:
+                self._waiting.append((number, asleep))
 
     def answered(self, at: int) -> None:
         """Record that the target answered, at this time since the machine booted."""
@@ -99,6 +111,14 @@ class Rounds:
     def has_ended(self, number: int) -> bool:
         """Return whether this round, or a later one, has ended."""
         return self._slots[_TAG] == self._tag and self._slots[_ENDED] >= number
+
+    def rest(self, number: int, seconds: float) -> None:
+        """Wait until this process ends this round, or for `seconds`."""
+        asleep = threading.Lock()
+        asleep.acquire()
+        self._waiting.append((number, asleep))
+        if not self.has_ended(number):  # it may have ended before `end` could find this thread
+            asleep.acquire(timeout=seconds)
 
     def want(self, number: int) -> bool:
         """Request this round. Return whether it is the first request for it."""
@@ -123,6 +143,8 @@ class ConfirmingHost(Protocol):
 
     @property
     def replication(self) -> Replication | None: ...
+    @property
+    def replication_is_seen(self) -> bool: ...
     def refresh_replication(self, *, surely: bool = False) -> None: ...
 
 
@@ -136,6 +158,7 @@ class Confirming:
         self._host = host
         self._rounds: Rounds | None = None
         self._rounds_of: Replication | None = None
+        self._looked_at: Replication | None = None
         self._timeout_seconds = 0.0
         self._since = host.clock.boot()
         self._later = threading.local()
@@ -148,6 +171,8 @@ class Confirming:
         """Replace the locks: a thread of the parent may have held them."""
         self._turn = threading.Lock()
         self._guard = threading.Lock()
+        if self._rounds is not None:
+            self._rounds.after_fork_in_child()
 
     def look(self) -> None:
         """Adopt the queue's replication, as far as this process knows it."""
@@ -159,17 +184,21 @@ class Confirming:
             self._timeout_seconds = known.timeout_seconds
             self._rounds, self._rounds_of = self.rounds(known), known
             self._since = self._host.clock.boot()
+        self._looked_at = known
 
     def rounds(self, known: Replication) -> Rounds:
         """Return the rounds of the process that ships to this target."""
+        if self._rounds is not None and known == self._rounds_of:
+            return self._rounds
         assert self._host.directory is not None
         return Rounds(self._host.directory, known, self._host.clock.boot_id())
 
     def _current(self) -> Replication | None:
         """Return the stored replication, after a change that this process has noticed."""
-        with self._guard:
-            self._host.refresh_replication()
-            self.look()
+        if not self._host.replication_is_seen or self._host.replication is not self._looked_at:
+            with self._guard:
+                self._host.refresh_replication()
+                self.look()
         return self._host.replication
 
     # ---- before a write
@@ -252,8 +281,11 @@ class Confirming:
         number = rounds.next
         if number is not None:
             self._ask(rounds, number)
-        held: list[bool] = []
         until = time.monotonic() + self._timeout_seconds
+        if self._host.shipping.is_here:
+            self._await(known, rounds, number, until)
+            return
+        held: list[bool] = []
         try:
             # One of the waiting threads reads the file. When its round has ended, the others' rounds have ended, too, or soon
             # will.
@@ -282,7 +314,10 @@ class Confirming:
                 number = rounds.next
             else:
                 self._ask(rounds, number)
-            time.sleep(WAIT_STEP_SECONDS)
+            if number is not None and self._host.shipping.is_here:
+                rounds.rest(number, TEND_SECONDS)
+            else:
+                time.sleep(WAIT_STEP_SECONDS)
 
     def _ask(self, rounds: Rounds, number: int) -> None:
         if rounds.want(number):

@@ -72,6 +72,12 @@ class Shipping:
             return False
         return self._ships is None or not self._ships.lapsed
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process ships."""
+        ships = self._ships
+        return ships is not None and not ships.ended
+
     def start_with(self, start: Callable[[], Ships | None]) -> None:
         """Set the function that starts the shipper.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,10 @@ from .values import FRAME_BYTES, PAGE_BYTES, Image, Position, WalMovedOn, WentBa
 LOCK_PAGE: Final = (1 << 30) // PAGE_BYTES + 1
 """SQLite locks bytes of this page, at 1 GiB, and stores nothing in it."""
 BLOCK_FRAMES: Final = 256
+KEPT_FRAMES: Final = 64
+"""So many frames, read at once to find out their pages, are kept until they are confirmed. More are read again."""
+BUSY_TRIES: Final = 100
+BUSY_STEP_SECONDS: Final = 0.0005
 BULK_PASSES: Final = 3
 REST_FRAMES: Final = 256
 """The most frames that a seal leaves for its second part, in which no process may write."""
@@ -71,6 +76,8 @@ class WalTail:
         self._done = 0
         self._last = ""
         self._time = 0
+        self._block, self._block_after = b"", 0
+        """The frames of the WAL that were read last, and the number of frames before them."""
         self._changed: dict[int, int] = {}
         """Page → its last captured frame, not confirmed yet."""
         self._carried: dict[int, bytes] = {}
@@ -135,9 +142,18 @@ class WalTail:
                 self._fd = files.open_regular(f"{self._path}-wal", os.O_RDONLY)
             except FileNotFoundError:
                 return b"", 0, 0
+        tries = 0
         while True:
             before = os.pread(self._fd, HEADER_BYTES, 0)
-            frames, checkpointed = self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            try:
+                frames, checkpointed = self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            except apsw.BusyError:
+                # A commit was writing the header of the WAL's index, and SQLite does not wait for that here.
+                tries += 1
+                if tries == BUSY_TRIES:
+                    raise
+                time.sleep(BUSY_STEP_SECONDS)
+                continue
             if os.pread(self._fd, HEADER_BYTES, 0) == before:
                 return before, max(frames, 0), max(checkpointed, 0)
 
@@ -235,7 +251,7 @@ class WalTail:
     def sync(self) -> None:
         """Sync what was captured on the primary: a replica must never have what a power cut takes from its primary."""
         if (self._changed or self.whole) and self._fd is not None:
-            os.fsync(self._fd)
+            files.sync_data(self._fd)
 
     def advance(self, until: int | None) -> None:
         """Capture the commits whose time is not after `until`. None: all.
@@ -351,6 +367,7 @@ class WalTail:
     def confirm(self) -> None:
         """Mark what was captured as stored at the target."""
         self._changed, self._carried, self.whole = {}, {}, False
+        self._block = b""
 
     # ---- restarting the WAL
 
@@ -392,7 +409,7 @@ class WalTail:
         """Capture everything, and keep it in memory: the WAL may restart before it is confirmed."""
         self.advance(None)
         if self._changed and self._fd is not None:
-            os.fsync(self._fd)
+            files.sync_data(self._fd)
         self._carried |= {page: self._image(number) for page, number in self._changed.items()}
         self._changed = {}
 
@@ -406,6 +423,7 @@ class WalTail:
             raw = os.pread(self._fd or -1, count * FRAME_BYTES, HEADER_BYTES + after * FRAME_BYTES)
             if len(raw) != count * FRAME_BYTES:
                 raise WalMovedOn
+            self._block, self._block_after = raw if count <= KEPT_FRAMES else b"", after
             for i in range(count):
                 page, commit, found = _FRAME.unpack_from(raw, i * FRAME_BYTES)
                 if found != salts:
@@ -413,18 +431,22 @@ class WalTail:
                 yield WalFrame(after + i + 1, page, commit)
             after += count
 
-    def _image(self, number: int) -> bytes:
+    def _frame(self, number: int, size: int = FRAME_BYTES) -> bytes:
+        """Return the first bytes of a frame."""
         assert self._fd is not None
-        at = HEADER_BYTES + (number - 1) * FRAME_BYTES
-        raw = os.pread(self._fd, FRAME_BYTES, at)
+        at = (number - 1 - self._block_after) * FRAME_BYTES
+        if 0 <= at < len(self._block) and self._block[at + 8 : at + 16] == self._header[_SALTS]:
+            return self._block[at : at + size]
+        return os.pread(self._fd, size, HEADER_BYTES + (number - 1) * FRAME_BYTES)
+
+    def _image(self, number: int) -> bytes:
+        raw = self._frame(number)
         if len(raw) != FRAME_BYTES or raw[8:16] != self._header[_SALTS]:
             raise WalMovedOn
         return raw[FRAME_HEADER_BYTES:]
 
     def _frame_header(self, number: int) -> str:
-        if not number or self._fd is None:
-            return ""
-        return os.pread(self._fd, FRAME_HEADER_BYTES, HEADER_BYTES + (number - 1) * FRAME_BYTES).hex()
+        return self._frame(number, FRAME_HEADER_BYTES).hex() if number and self._fd is not None else ""
 
 
 def _salt(header: bytes) -> int:
