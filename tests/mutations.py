@@ -1276,8 +1276,8 @@ MUTATIONS = [
     Mutation(
         "a damaged segment that was confirmed is not cut off",
         "strictq/replication/replica_log.py",
-        "            if n > last:\n",
-        "            if False:\n",
+        "            if n > last:\n                return True\n",
+        "",
         ("tests/replication/test_received.py",),
     ),
     Mutation(

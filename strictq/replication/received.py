@@ -34,6 +34,7 @@ from .._store.api import SHARDS_MAX
 from .forwarding import Beat, Forwarding
 from .keys import key_id
 from .membership import Votes
+from .newest_pages import NewestPages
 from .remote import ReplicaTarget
 from .replica_home import (
     LIVE,
@@ -573,25 +574,19 @@ class ReceivedSegments:
         """Apply consecutive cuts until they have APPLY_PAGES pages. Return the size of their segments, bytes."""
         assert self._log is not None
         assert self._pages is not None
-        newest: dict[int, dict[int, bytes]] = {}
-        sizes: dict[int, int] = {}
-        cuts = count = size = 0
+        newest = NewestPages()
+        cuts = size = 0
         for cut in list(self._ready):
             for logged in cut:
                 parts = self._decoded.get(logged.header.n)
                 if parts is None:
                     _, parts = decode(self._log.read(logged), logged.header.n, self._key)
-                for part, pages in parts:
-                    newest.setdefault(part.shard, {}).update(pages)
-                    sizes[part.shard] = part.size
-                    count += len(pages)
+                newest.add(parts)
                 size += logged.size
             cuts += 1
-            if count >= APPLY_PAGES:
+            if newest.count >= APPLY_PAGES:
                 break
-        for shard, images in newest.items():
-            self._pages.write(shard, sizes[shard], iter(sorted(images.items())))
-            self._on_step("page")
+        newest.write(self._pages, self._on_step)
         for _ in range(cuts):
             cut = self._ready.popleft()
             self._applied = cut[-1]

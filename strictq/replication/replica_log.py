@@ -81,12 +81,14 @@ class ReplicaLog:
             ReplicaGap: a confirmed segment is damaged; nothing was changed.
         """
         found = [self._scan(file) for file in range(len(self._fds))]
-        for file, logged in enumerate(found):
-            self._last[file] = logged[-1].header.n if logged else -1
-            self._ends[file] = logged[-1].at + logged[-1].size if logged else 0
-        self._active = int(self._last[1] > self._last[0])
         for file in range(len(found)):
-            self._require_end(file)
+            while self._newer_follows(file):
+                before = self._last[file]
+                found[file] = self._scan(file)
+                if self._last[file] == before:  # otherwise the receiving process was appending it during the first scan
+                    n = before + 1 if before >= 0 else self._last[1 - file] + 1
+                    raise ReplicaGap(f"segment {n} is damaged in the replica's log", n)
+        self._active = int(self._last[1] > self._last[0])
         fd, end = self._fds[self._active], self._ends[self._active]
         if repair and os.fstat(fd).st_size > end:
             os.ftruncate(fd, end)
@@ -108,17 +110,14 @@ class ReplicaLog:
                 break
             out.append(Logged(header, hash_of(data), file, at, len(data)))
             at += len(data)
+        self._ends[file], self._last[file] = at, out[-1].header.n if out else -1
         return out
 
-    def _require_end(self, file: int) -> None:
-        """Raise if newer segments follow the last one of a file. Then the next one was confirmed, because each append is synced.
-
-        Raises:
-            ReplicaGap: they do.
-        """
+    def _newer_follows(self, file: int) -> bool:
+        """Return whether newer segments follow the last one of a file. Then the next one was confirmed: each append is synced."""
         last = self._last[file] if self._last[file] >= 0 else self._last[1 - file]
         fd, at = self._fds[file], self._ends[file]
-        rest = os.pread(fd, os.fstat(fd).st_size - at, at)
+        rest = os.pread(fd, max(0, os.fstat(fd).st_size - at), at)
         begin = rest.find(MAGIC)
         while begin >= 0:
             try:
@@ -127,8 +126,9 @@ class ReplicaLog:
             except ReplicaGap:
                 n = ANY
             if n > last:
-                raise ReplicaGap(f"segment {last + 1} is damaged in the replica's log", last + 1)
+                return True
             begin = rest.find(MAGIC, begin + 1)
+        return False
 
     # ---- appending, reading, emptying
 

@@ -18,6 +18,7 @@ from .._store import api
 from .._store.api import Replication
 from .chain import Point, points
 from .keys import read_key
+from .newest_pages import NewestPages
 from .places import files_of, parse
 from .segment import decode, hash_of
 from .segment_files import Reading, SegmentFiles
@@ -25,6 +26,8 @@ from .segment_files import Reading, SegmentFiles
 if TYPE_CHECKING:
     from .._store.api import Rebuild
 
+COLLECTED_PAGES: Final = 16_384
+"""So many pages, 64 MiB, are collected before they are written. Segments have many pages in common."""
 MARK_SECONDS: Final = 5.0
 TRIES: Final = 3
 Step = Callable[[int, int], object]
@@ -257,6 +260,7 @@ def _apply(
     """
     ends = _ends(target, numbers)
     expected, before = point.base, None
+    newest = NewestPages()
     marked = time.monotonic()
     for done, (n, data) in enumerate(target.segments(numbers), 1):
         if n != expected:
@@ -267,8 +271,9 @@ def _apply(
         if before is not None and header.prev != before:
             raise ReplicaGap(f"segment {n} does not follow segment {n - 1}: one of them was replaced", n)
         if header.first in ends:
-            for part, pages in parts:
-                rebuild.write(part.shard, part.size, iter(pages))
+            newest.add(parts)
+            if newest.count > COLLECTED_PAGES:
+                newest.write(rebuild)
         expected, before = n + 1, hash_of(data)
         if time.monotonic() - marked > MARK_SECONDS:
             reading.go_on()
@@ -277,6 +282,7 @@ def _apply(
             on_progress(done, len(numbers))
     if expected != point.n + 1:
         raise ReplicaGap(f"segment {expected} is missing", expected)
+    newest.write(rebuild)
 
 
 def _ends(target: SegmentFiles, numbers: list[int]) -> set[int]:

@@ -10,7 +10,7 @@ import pytest
 from strictq import ReplicaGap
 from strictq.replication import replica_log
 from strictq.replication.replica_home import LOGS
-from strictq.replication.replica_log import ReplicaLog
+from strictq.replication.replica_log import Logged, ReplicaLog
 from strictq.replication.segment import PagesOf, SegmentHeader, encode, hash_of
 
 PAGE = 4096
@@ -162,3 +162,21 @@ def test_an_emptied_file_has_nothing(home: Path, log: ReplicaLog, monkeypatch: p
     log.empty(0)
     assert (home / LOGS[0]).stat().st_size == 0
     assert found(home) == [4]
+
+
+def test_what_is_appended_during_a_look_is_not_taken_for_damage(
+    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`strictq promote --dry-run` reads the log of a replica that receives."""
+    append(log, 1, 2)
+    real, begun = ReplicaLog._scan, list[int]()
+
+    def scan(self: ReplicaLog, file: int) -> list[Logged]:
+        logged = real(self, file)
+        if self is not log and not begun:
+            begun.append(file)
+            append(log, 3, 5)
+        return logged
+
+    monkeypatch.setattr(ReplicaLog, "_scan", scan)
+    assert found(home, repair=False) == [1, 2, 3, 4, 5]
