@@ -55,6 +55,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Spark's JVMs live for seconds here: the quick compiler alone takes a sixth less processor time. So do programs that tests start.
+for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues keep every lane in the tables: for tests that look into them."""
