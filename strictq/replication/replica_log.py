@@ -120,14 +120,16 @@ class ReplicaLog:
         rest = os.pread(fd, max(0, os.fstat(fd).st_size - at), at)
         begin = rest.find(MAGIC)
         while begin >= 0:
+            step = 1
             try:
                 data = rest[begin : begin + segment_bytes(rest[begin : begin + START_BYTES], ANY)]
                 n = decode_header(data, ANY, self._key).n
+                step = len(data)  # its pages may contain anything, even a segment: it is in some message's body
             except ReplicaGap:
                 n = ANY
             if n > last:
                 return True
-            begin = rest.find(MAGIC, begin + 1)
+            begin = rest.find(MAGIC, begin + step)
         return False
 
     # ---- appending, reading, emptying

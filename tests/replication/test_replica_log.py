@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from strictq import ReplicaGap
@@ -180,3 +181,13 @@ def test_what_is_appended_during_a_look_is_not_taken_for_damage(
 
     monkeypatch.setattr(ReplicaLog, "_scan", scan)
     assert found(home, repair=False) == [1, 2, 3, 4, 5]
+
+
+def test_a_segment_in_the_pages_of_an_older_one_is_not_taken_for_a_newer_one(home: Path, log: ReplicaLog) -> None:
+    """A message's body may be anything, and pages are not compressed in confirmed mode."""
+    (_, first), (second, _) = SEGMENTS[:2]
+    inner = encode(attrs.evolve(second, n=99, first=99, parts=()), [], compress=False)
+    older = encode(attrs.evolve(second, n=0, first=0), [(1, inner.ljust(PAGE, b" "))], compress=False)
+    assert inner in older
+    (home / LOGS[0]).write_bytes(first + older)
+    assert found(home, repair=False) == [1]
