@@ -3,9 +3,9 @@
     magic, 8 bytes | sizes of header and pages, stored and decompressed | header, JSON | pages | BLAKE2b of all before it
 
 The BLAKE2b may be keyed with a secret that the target does not have. Header and pages are each compressed if their sizes differ.
-In confirmed mode they never are: on a network of 1 Gbit/s, compressing takes longer than sending. `prev` of a header is the hash
-of the previous segment, so a chain of segments proves that none of them is missing or replaced. A cut is one segment, or several;
-only the last of them has `more` false.
+For a replica in confirmed mode they are not: on a network of 1 Gbit/s, compressing takes longer than sending. `prev` of a header
+is the hash of the previous segment, so a chain of segments proves that none of them is missing or replaced. A cut is one segment,
+or several; only the last of them has `more` false.
 """
 
 from __future__ import annotations
