@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, MutableSequence
-from typing import Any, Final, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
 
-_MAKING: Final = threading.RLock()
+_making = threading.RLock()
 """Held while elements are built, so that two threads get the same ones. Reentrant, because a finalizer may build others."""
 
 
@@ -37,7 +38,7 @@ class LazyList(MutableSequence[T]):
     def _list(self) -> list[T]:
         elements = self._elements
         if elements is None:
-            with _MAKING:
+            with _making:
                 if self._elements is None:
                     self._elements = self._make()
                 elements = self._elements
@@ -102,3 +103,13 @@ class LazyList(MutableSequence[T]):
 
     def __repr__(self) -> str:
         return repr(self._list)
+
+
+def _after_fork_in_child() -> None:
+    """Replace the lock: the thread that held it at the fork exists in the parent only."""
+    global _making
+    _making = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

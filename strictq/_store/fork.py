@@ -9,9 +9,21 @@ open is rolled back and raises ForkedProcess on both sides.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import Protocol
+from importlib import import_module
+from typing import Final, Protocol
 from weakref import WeakSet
+
+LATE: Final = (
+    "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
+    "strictq._findings", "strictq._hashing", "strictq._views", "strictq._store.disk.foreign", "strictq._store.disk.stored_pages",
+    "strictq._store.lanes.check", "strictq._store.merging", "strictq._store.shipping.capture",
+)  # fmt: skip
+"""The modules that calls of an open queue import late. A fork imports them first: an import that another thread had begun would
+never end in the child."""
+LATE_WITH_HOOKS: Final = ("logging", "concurrent.futures.thread")
+"""The same, but they register functions for forks, and must not be imported anew in one. A fork waits for a begun import."""
 
 
 class Forkable(Protocol):
@@ -30,14 +42,8 @@ def register(store: Forkable) -> None:
 
 
 def _before() -> None:
-    # Import every late module now: in the child, an import that another thread had begun would never end.
-    import ctypes  # noqa: F401
-    import hashlib  # noqa: F401
-
-    from .. import _findings, _hashing, _views  # noqa: F401
-    from .disk import foreign, pages  # noqa: F401
-    from .lanes import check  # noqa: F401
-
+    for module in (*LATE, *(name for name in LATE_WITH_HOOKS if name in sys.modules)):
+        import_module(module)
     _lock.acquire()
     for store in list(_stores):
         store.before_fork()

@@ -52,6 +52,7 @@ from tests.support.replicas import (
     ship_to,
     token_file,
     until_applied,
+    until_applied_of,
     until_level,
 )
 from tests.support.running import ROOT, in_threads
@@ -471,6 +472,7 @@ def test_what_a_promotion_loses_is_a_suffix_in_time(tmp_path: Path, seed: int) -
             for _ in range(2):
                 campaign.start()
             campaign.progress(20_000)
+            until_applied_of(home, strictq.SystemClock().boot() + offset)
         finally:
             campaign.abandon()
         campaign.workers.clear()

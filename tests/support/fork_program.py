@@ -58,7 +58,7 @@ def join(pid: int) -> None:
 def work(recorded: Recorded, rounds: int = 5) -> None:
     """Use every part of the queue, as a parent or as a child."""
     for n in range(rounds):
-        assert recorded.send(recorded.new(f"k{n % 3}")) is not None
+        assert recorded.send(recorded.new(f"k{n % 3}")) is not None, repr(recorded.refusal)
         recorded.send_many([recorded.new(f"k{i}") for i in range(6)])
         got = recorded.receive(3, lease_seconds=LEASE_SECONDS, keys=KEYS)
         for d in got[:1]:

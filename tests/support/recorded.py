@@ -73,6 +73,8 @@ class Recorded:
     def __init__(self, queue: Queue, recorder: Recorder) -> None:
         self.queue = queue
         self.recorder = recorder
+        self.refusal: StrictqError | None = None
+        """Why the last send that returned None failed, whichever thread's it was."""
         self._names = itertools.count()
         self._start = f"{time.time_ns():x}"
 
@@ -91,6 +93,7 @@ class Recorded:
             receipt = self.queue.send(message.body, message.key, dedup_id=message.dedup_id, delay=message.delay, ttl=message.ttl)
         except StrictqError as e:
             self.recorder.result(call, "send", type(e).__name__)
+            self.refusal = e
             return None
         self.recorder.result(call, "send", OK, [Stored(receipt.seq, receipt.duplicate)])
         return receipt.seq

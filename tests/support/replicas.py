@@ -61,6 +61,12 @@ def until_applied(home: Path, segment: int) -> None:
     until(lambda: (found := ApplyingMark.read(home, clock)) is not None and found.n >= segment)
 
 
+def until_applied_of(home: Path, x: int) -> None:
+    """Wait until live/ has everything of the primary up to this time of its queue."""
+    clock = strictq.SystemClock()
+    until(lambda: (found := ApplyingMark.read(home, clock)) is not None and found.x >= x)
+
+
 def until_level(q: Queue, home: Path) -> None:
     """Wait until the replica has applied everything that the queue has."""
     until(lambda: is_shipped(q))
