@@ -6,6 +6,7 @@ the next cut. Nothing depends on the shipper's memory, because it continues from
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ CHAIN_BYTES_MIN: Final = 64 << 20
 CHAIN_TIMES: Final = 2
 """A new base is made when the segments since the last one are this many times larger than it, and at least CHAIN_BYTES_MIN."""
 CHAIN_SEGMENTS_MAX: Final = 10_000
+ATTEMPTS_MAX: Final = 64
 
 
 @attrs.define
@@ -86,8 +88,8 @@ class Shipper:
         self._begun = False
         self._sure = False
         """Whether the target's state is known, because the last put returned."""
-        self._attempted: dict[int, str] = {}
-        """The segments of the cut being put: number → hash."""
+        self._attempted: deque[tuple[int, str]] = deque(maxlen=ATTEMPTS_MAX)
+        """Number and hash of the last segments that were put since a cut was complete. Any of them may still arrive."""
 
     def close(self) -> None:
         """Release the queue's files."""
@@ -117,7 +119,7 @@ class Shipper:
         queue = {"queue_id": self._capture.queue_id, "history_id": self._history_id}
         self._target.require(queue)
         head = self._target.head()
-        self._attempted = {}
+        self._attempted.clear()
         if head is None or head.complete is None or not head.hash:
             self._begin_with_base(head)
         else:
@@ -150,7 +152,7 @@ class Shipper:
     def _be_sure(self) -> None:
         """Find out whether a failed put took effect."""
         head = self._target.head()
-        if head is not None and self._attempted.get(head.n) == head.hash:
+        if head is not None and (head.n, head.hash) in self._attempted:
             self.n, self._prev = head.n + 1, head.hash  # readers skip the segments of a cut that is put again
         elif (self.n - 1, self._prev) != (-1, "") and (head is None or (head.n, head.hash) != (self.n - 1, self._prev)):
             self._require_own(head)
@@ -158,11 +160,10 @@ class Shipper:
         elif self.n == 0 and head is not None:
             self._require_own(head)
             self._begun = False
-        self._attempted = {}
         self._sure = True
 
     def _require_own(self, head: ChainHead | None) -> None:
-        if head is not None and head.n >= self.n and head.n not in self._attempted:
+        if head is not None and head.n >= self.n and all(head.n != n for n, _ in self._attempted):
             raise Diverged(f"another process ships to {self._target}: two copies of the queue ship to the same place")
 
     # ---- rounds
@@ -202,13 +203,24 @@ class Shipper:
         if not self._begun:
             self._begin()
         try:
-            return self._ship()
+            try:
+                return self._ship()
+            except Diverged:
+                if not self._arrived_late():
+                    raise
+                self._be_sure()
+                return self._ship()
         except ReplicaGap:
             self._sure = self._begun = False  # segments were deleted; start again from the remaining ones
             raise
         except WalMovedOn:
             self._sure = self._begun = False
             return False
+
+    def _arrived_late(self) -> bool:
+        """Return whether a segment that this shipper put on a connection it gave up arrived in place of the last one."""
+        head = self._target.head()
+        return head is not None and (head.n, head.hash) in self._attempted
 
     def _ship(self) -> bool:
         shipped = False
@@ -236,7 +248,6 @@ class Shipper:
 
     def _put(self, cut: QueueCut) -> None:
         self._sure = False
-        self._attempted = {}
         first, n, prev = self.n, self.n, self._prev
         older, base = self._older_base, self._base
         if cut.whole:
@@ -251,7 +262,7 @@ class Shipper:
                 positions={} if more else dict(cut.positions),
             )  # fmt: skip
             data = encode(header, pages, self._target.key, compress=self._target.keeps_segments or not self._confirmed)
-            self._attempted[n] = hash_of(data)
+            self._attempted.append((n, hash_of(data)))
             self._progress.attempt(n, hash_of(data))
             self._target.put(n, data)
             self._on_put(header)
@@ -263,7 +274,8 @@ class Shipper:
         self.n, self._prev, self._base, self._older_base = n, prev, base, older
         self.x, self.wall = cut.x, cut.wall
         self._capture.confirm()
-        self._attempted, self._sure = {}, True
+        self._attempted.clear()
+        self._sure = True
         if cut.whole:
             self._base_bytes, self._chain_bytes = stored, 0
             self.done.wholes += 1

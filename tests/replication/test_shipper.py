@@ -204,6 +204,40 @@ def test_a_put_that_failed_is_repeated(disk: Opener, target: Path, monkeypatch: 
     assert restored(target) == expected(1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_segment_that_arrives_late_stops_nothing(
+    disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Its connection was given up, and the target reads it when the next segment is on its way."""
+    q = disk(shards=2)
+    shipper = shipper_of(q, target)
+    send(q, 1)
+    shipper.round()
+    put, late, arrived = DirectoryTarget.put, list[tuple[int, bytes]](), False
+
+    def slow(self: DirectoryTarget, n: int, data: bytes) -> None:
+        nonlocal arrived
+        if len(late) < failures:
+            late.append((n, data))
+            raise TargetUnavailable("it took too long", "t")
+        if not arrived:
+            arrived = True
+            put(self, *late[0])
+        put(self, n, data)
+
+    monkeypatch.setattr(DirectoryTarget, "put", slow)
+    for n in range(2, 2 + failures):
+        send(q, n)
+        with pytest.raises(TargetUnavailable):
+            shipper.round()
+    send(q, 9)
+    assert shipper.round()
+    assert not shipper.round()
+    assert shipper.done.wholes == 1
+    shipper.close()
+    assert restored(target) == expected(*range(1, 2 + failures), 9)
+
+
 def test_a_put_that_fails_behind_a_seal_loses_nothing(disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = disk()
     shipper = shipper_of(q, target)
