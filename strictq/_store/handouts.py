@@ -106,7 +106,7 @@ class Handouts:
 
     def is_held(self, name: str, epoch: int) -> bool:
         """Return whether no later epoch has begun. Each begins in the first shard."""
-        return self._store.shards[0].look(lambda db: handout.look(db, name)).epoch == epoch
+        return self._store.shards[0].look(lambda db: handout.look(db, name), hot=None).epoch == epoch
 
     def take_over(self, name: str) -> int:
         """Begin the newest epoch, which fences every earlier holder, and finish what an earlier holder left half done."""
@@ -235,7 +235,7 @@ class Handouts:
             HandoutGone: it was released.
         """
         shards = [s for s in self._store.shards if not among or s.number in among]
-        found = [p for s in shards for p in s.look(bound(handout.parts, name, n, s.number))]
+        found = [p for s in shards for p in s.look(bound(handout.parts, name, n, s.number), hot=None)]
         if sync:
             for number in {part.shard for part in found}:
                 self._store.shards[number].sync()
@@ -243,11 +243,11 @@ class Handouts:
 
     def block(self, name: str, n: int, shard: int, part: int) -> bytes | None:
         """Return one recorded block, without changing anything. None: it is not kept any more."""
-        return self._store.shards[shard].look(lambda db: handout.block(db, name, n, part))
+        return self._store.shards[shard].look(lambda db: handout.block(db, name, n, part), hot=None)
 
     def rejected(self, name: str, n: int, shard: int) -> list[int]:
         """Return the arrival numbers to omit from a shard's part of a batch, because those messages were dead-lettered."""
-        return self._store.shards[shard].look(lambda db: handout.rejected(db, name, n))
+        return self._store.shards[shard].look(lambda db: handout.rejected(db, name, n), hot=None)
 
     # ---- for operators
 

@@ -119,6 +119,7 @@ def _is_programs(type_: str, name: str, table: str, root: int) -> bool:
     return type_ == "view" and name.startswith("app_")
 
 
+@lru_cache(maxsize=256)  # the shards of a queue have the same schema
 def _plain(sql: str | None) -> str | None:
     return None if sql is None else _SPACE.sub(" ", sql).strip()
 
