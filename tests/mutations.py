@@ -1128,7 +1128,7 @@ MUTATIONS = [
     Mutation(
         "another copy of a queue does not replace its replica",
         "strictq/replication/shipper.py",
-        "not self._progress.attempted(head.n, head.hash)",
+        "self._progress.last_attempt(head.n) != head.hash",
         "False",
         ("tests/replication/test_shipper.py",),
     ),
@@ -1276,7 +1276,7 @@ MUTATIONS = [
     Mutation(
         "a damaged segment that was confirmed is not cut off",
         "strictq/replication/replica_log.py",
-        "            if n > last:\n                return True\n",
+        "                if n > max(self._last):\n                    return True\n",
         "",
         ("tests/replication/test_received.py",),
     ),

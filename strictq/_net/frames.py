@@ -34,6 +34,7 @@ _REQUEST: Final = struct.Struct(">HI")
 _ANSWER: Final = struct.Struct(">HI")
 _JOINED_BYTES_MAX: Final = 1 << 20
 """A larger body is not copied to be sent together with its head."""
+_SLICE_BYTES: Final = 1 << 18
 _DROP: Final = struct.pack("ii", 1, 0)
 
 
@@ -55,8 +56,8 @@ class FrameConnection:
     Args:
         http: the connection that sends the request that opens it, with its timeout.
         path, headers: of that request.
-        on_wait: called several times per second while an answer is awaited, with the seconds since its request. An exception from
-            it ends the wait.
+        on_wait: called several times per second while nothing is sent or answered, with the seconds since something was. An
+            exception from it ends the wait.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class FrameConnection:
             name = target.encode("ascii")
             head = _REQUEST.pack(len(name), len(body)) + name
             if len(body) > _JOINED_BYTES_MAX:
-                self._http.sock.sendall(head)
-                self._http.sock.sendall(body)
+                self._send(head)
+                self._send(body)
             else:
-                self._http.sock.sendall(head + body)
+                self._send(head + body)
             self._wait()
             status, size = _ANSWER.unpack(self._exactly(_ANSWER.size))
             if size > most:
@@ -107,7 +108,33 @@ class FrameConnection:
         answer = self._http.getresponse()
         if answer.status != HTTPStatus.SWITCHING_PROTOCOLS:
             raise NotUpgraded(answer.status)
+        with suppress(AttributeError, OSError):  # not every system has it
+            # The kernel takes no more than that ahead of the network. Else a slow one would still have to carry megabytes when
+            # the wait for the answer begins.
+            self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _SLICE_BYTES)
         self._file = self._http.sock.makefile("rb")
+
+    def _send(self, data: bytes) -> None:
+        """Send it, however long that takes as long as the server goes on reading.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        sock, left = self._http.sock, memoryview(data)
+        most, began = sock.gettimeout(), time.monotonic()
+        sock.settimeout(LOOK_SECONDS)
+        try:
+            while left:
+                try:
+                    left = left[sock.send(left[:_SLICE_BYTES]) :]  # TLS requires the same bytes again after a timeout
+                    began = time.monotonic()
+                except TimeoutError:
+                    waited = time.monotonic() - began
+                    self._on_wait(waited)
+                    if waited > (most or math.inf):
+                        raise
+        finally:
+            sock.settimeout(most)
 
     def _wait(self) -> None:
         """Wait until an answer has begun.

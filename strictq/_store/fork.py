@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -43,7 +44,8 @@ def register(store: Forkable) -> None:
 
 def _before() -> None:
     for module in (*LATE, *(name for name in LATE_WITH_HOOKS if name in sys.modules)):
-        import_module(module)
+        with suppress(Exception):  # whoever needs it raises the error; the fork must be prepared in any case
+            import_module(module)
     _lock.acquire()
     for store in list(_stores):
         store.before_fork()

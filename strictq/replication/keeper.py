@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
+from weakref import WeakKeyDictionary
 
 from .. import _files as files
 from .._clock import MICROSECONDS
@@ -61,6 +62,7 @@ def start(storage: Storage) -> Ships | None:
         return StoppedShipping(storage, replication)
     HeldLock.let_go_of_others(directory, replication.target)
     lock = storage.ship_lock()
+    _ship_locks[lock] = os.getpid()
     if not lock.alone(0.0):
         lock.leave()
         return None
@@ -132,8 +134,20 @@ class HeldLock:
         cls._guard = threading.Lock()
 
 
+_ship_locks: WeakKeyDictionary[files.Lock, int] = WeakKeyDictionary()
+"""The locks of keepers, and their processes."""
+
+
+def _after_fork_in_child() -> None:
+    """Close the parent's locks: those of a keeper that did not end before the fork would stay held as long as the child lives."""
+    HeldLock.after_fork_in_child()
+    for lock, process in list(_ship_locks.items()):
+        if process != os.getpid():
+            lock.leave()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=HeldLock.after_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class ShipKeeper:
@@ -163,6 +177,8 @@ class ShipKeeper:
         self._stop_by = 0.0
         self._failures = 0
         self._beat_at = 0.0
+        self._told = False
+        """Whether the target knows the mode, because a heartbeat returned."""
         self._rounds: Rounds | None = storage.rounds()
         """Counts the rounds for waiting calls, in confirmed mode."""
         self._wanted_at = self._shown_at = 0.0
@@ -240,12 +256,17 @@ class ShipKeeper:
     @property
     def _beats(self) -> bool:
         """Whether a sign of life to the target is due."""
-        return self._shipper is not None and not self._failures and time.monotonic() - self._beat_at > BEAT_SECONDS / 2
+        if self._shipper is None:
+            return False
+        if self._rounds is not None and not self._told:
+            return True
+        return not self._failures and time.monotonic() - self._beat_at > BEAT_SECONDS / 2
 
     def _beat(self) -> None:
         assert self._shipper is not None
         self._beat_at = time.monotonic()
         if self._shipper.beat():
+            self._told = True
             self._answered()
 
     def _answered(self) -> None:
@@ -333,14 +354,15 @@ class ShipKeeper:
                 generation=self._settings.generation,
             )  # fmt: skip
         if self._rounds is not None:
+            self._rounds.take_over()  # again: another process that made the file at the same time may have emptied it
             self._rounds.begin()
         shipped = self._shipper.round()
         if shipped:
             self._answered()
         if self._beats and not (shipped and self._rounds is None):
             self._beat()
-        if self._rounds is not None and self._shipper.level:
-            self._rounds.end()  # only after the first heartbeat, which informs the replica that calls wait for it
+        if self._rounds is not None and self._told and self._shipper.level:
+            self._rounds.end()  # only after the first heartbeat, which informs the replicas that calls wait for them
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped

@@ -155,7 +155,7 @@ def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) ->
 def _received(home: Path, key: bytes, state: ReplicaState) -> tuple[SegmentHeader | None, int]:
     """Return the last segment of the newest complete cut, and the number of later segments of an incomplete one."""
     last, behind = state.applied, 0
-    log = ReplicaLog(home, key)
+    log = ReplicaLog(home, key, state)
     try:
         for logged in log.load(repair=False):
             if last is not None and logged.header.n <= last.n:

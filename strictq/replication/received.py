@@ -179,7 +179,7 @@ class ReceivedSegments:
     def _load(self) -> None:
         """Read the log, and apply the segments that live/ may lack."""
         self._mark = ApplyingMark(self.home, self._clock)
-        self._log = ReplicaLog(self.home, self._key)
+        self._log = ReplicaLog(self.home, self._key, self.state)
         self._pages = api.page_files(self.home / LIVE)
         api.mark_replica(self.home / LIVE)
         found = self._log.load()
@@ -190,8 +190,12 @@ class ReceivedSegments:
             self._whole = LogPosition(state.applied.term, self._n, self._hash)
             self._forget_other_history()
         if self._forwarding is not None:
-            before = (found[0].header.n - 1, found[0].header.prev) if found else (self._n, self._hash)
-            self._forwarding.loaded(before, found)
+            own = [logged for logged in found if logged.header.history_id == state.history_id]
+            if own:
+                before = own[0].header.n - 1, own[0].header.prev
+            else:
+                before = (found[-1].header.n, found[-1].hash) if found else (self._n, self._hash)
+            self._forwarding.loaded(before, own)  # segments of an earlier history are superseded
         for logged in found:
             if logged.header.n <= self._n:
                 continue  # live/ has it
@@ -438,7 +442,7 @@ class ReceivedSegments:
         size = 0
         with self._changed:
             self._require_receives()
-            log = ReplicaLog(self.home, self._key)
+            log = ReplicaLog(self.home, self._key, self.state)
             try:
                 for logged in log.load(repair=False):
                     if logged.header.n <= n:
@@ -649,7 +653,7 @@ class ReceivedSegments:
             self._forwarding.stop()
         if self._thread is not None:
             self._thread.join()
-        with suppress(StrictqError):
+        with suppress(StrictqError, OSError):
             self._settle()
         self._let_go()
 

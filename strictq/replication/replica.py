@@ -303,9 +303,10 @@ class Replica:
             if receiving is not None:
                 if receiving.state.role == "replica" and promotion_wanted(self._path):
                     self._receiving = None
-                    receiving.close()
+                    with suppress(StrictqError, OSError):  # the server goes on, for the next round
+                        receiving.close()
             elif not promotion_wanted(self._path):
-                with suppress(StrictqError):  # the promoting process has not released it yet; the next round tries again
+                with suppress(StrictqError, OSError):  # the promoting process has not released it yet; the next round tries again
                     self._receiving = self._began()
 
     def wait(self, seconds: float | None = None) -> bool:

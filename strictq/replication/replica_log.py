@@ -9,19 +9,21 @@ file.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from .. import _files as files
-from .._errors import ReplicaGap, StoreError
+from .._errors import ReplicaGap, SchemaMismatch, StoreError
 from .replica_home import LOGS, ReplicaState
-from .segment import ANY, MAGIC, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
+from .segment import ANY, MAGIC, START_BYTES, SegmentHeader, decode_header, hash_of, header_bytes, header_of, segment_bytes
 from .voting import NOTHING, LogPosition
 
 PRIMARY_N: Final = 1 << 61
 """The position of a promoted replica."""
 ROTATE_BYTES: Final = 16 << 20
 """Size at which appends switch to the other file, if that is empty, bytes."""
+WINDOW_BYTES: Final = 1 << 20
 
 
 class Logged(NamedTuple):
@@ -43,10 +45,16 @@ class LogPlace(NamedTuple):
 
 
 class ReplicaLog:
-    """See the module. For one process. One thread may append while another one reads."""
+    """See the module. For one process. One thread may append while another one reads.
 
-    def __init__(self, home: Path, key: bytes) -> None:
+    Args:
+        state: the replica's state.
+    """
+
+    def __init__(self, home: Path, key: bytes, state: ReplicaState) -> None:
         self._key = key
+        self._histories = {state.history_id}
+        self._applied = -1 if state.applied is None else state.applied.n
         self._fds: list[int] = []
         self._ends = [0, 0]
         self._last = [-1, -1]
@@ -86,13 +94,24 @@ class ReplicaLog:
                 before = self._last[file]
                 found[file] = self._scan(file)
                 if self._last[file] == before:  # otherwise the receiving process was appending it during the first scan
-                    n = before + 1 if before >= 0 else self._last[1 - file] + 1
+                    n = max(self._last) + 1
                     raise ReplicaGap(f"segment {n} is damaged in the replica's log", n)
         self._active = int(self._last[1] > self._last[0])
-        fd, end = self._fds[self._active], self._ends[self._active]
-        if repair and os.fstat(fd).st_size > end:
-            os.ftruncate(fd, end)
-            os.fsync(fd)
+        older = 1 - self._active
+        if found[older] and not found[self._active][0].header.begins_base:
+            missing = found[older][-1].header.n + 1
+            first = found[self._active][0].header.n
+            if missing < first > self._applied + 1:
+                raise ReplicaGap(f"segment {missing} is damaged in the replica's log", missing)
+            if missing < first:
+                self.reuse(older)  # a torn append replaced some of its dropped segments
+                found[older] = []
+        if repair:
+            fd, end = self._fds[self._active], self._ends[self._active]
+            if os.fstat(fd).st_size > end:
+                os.ftruncate(fd, end)
+            for fd in self._fds:
+                os.fsync(fd)  # the process may have been killed before it synced the last append
         return sorted((each for logged in found for each in logged), key=lambda each: each.header.n)
 
     def _scan(self, file: int) -> list[Logged]:
@@ -109,28 +128,44 @@ class ReplicaLog:
             if out and header.n <= out[-1].header.n:
                 break
             out.append(Logged(header, hash_of(data), file, at, len(data)))
+            self._histories.add(header.history_id)
             at += len(data)
         self._ends[file], self._last[file] = at, out[-1].header.n if out else -1
         return out
 
     def _newer_follows(self, file: int) -> bool:
-        """Return whether newer segments follow the last one of a file. Then the next one was confirmed: each append is synced."""
-        last = self._last[file] if self._last[file] >= 0 else self._last[1 - file]
-        fd, at = self._fds[file], self._ends[file]
-        rest = os.pread(fd, max(0, os.fstat(fd).st_size - at), at)
-        begin = rest.find(MAGIC)
-        while begin >= 0:
-            step = 1
-            try:
-                data = rest[begin : begin + segment_bytes(rest[begin : begin + START_BYTES], ANY)]
-                n = decode_header(data, ANY, self._key).n
-                step = len(data)  # its pages may contain anything, even a segment: it is in some message's body
-            except ReplicaGap:
-                n = ANY
-            if n > last:
-                return True
-            begin = rest.find(MAGIC, begin + step)
+        """Return whether segments that are newer than all others follow the last one of a file.
+
+        Then the next one was confirmed: each append is synced.
+        """
+        at = self._ends[file]
+        while window := os.pread(self._fds[file], WINDOW_BYTES, at):
+            after = len(window) - len(MAGIC) + 1  # what begins later may continue in the next window
+            begin = window.find(MAGIC)
+            while begin >= 0:
+                n, size = self._segment_at(file, at + begin)
+                if n > max(self._last):
+                    return True
+                after = max(after, begin + size)
+                begin = window.find(MAGIC, begin + size)
+            at += max(after, 1)
         return False
+
+    def _segment_at(self, file: int, at: int) -> tuple[int, int]:
+        """Return number and size of the segment at this place; (ANY, 1): there is none.
+
+        What looks like one may be in the pages of another, which have the bodies of messages. A segment of the replica's history
+        is not: nobody who only sends messages knows its random id. The body of an intact one is skipped.
+        """
+        fd = self._fds[file]
+        try:
+            start = os.pread(fd, START_BYTES, at)
+            size = segment_bytes(start, ANY)
+            if header_of(os.pread(fd, START_BYTES + header_bytes(start, ANY), at), ANY).history_id not in self._histories:
+                return ANY, 1
+            return decode_header(os.pread(fd, size, at), ANY, self._key).n, size
+        except (ReplicaGap, SchemaMismatch):
+            return ANY, 1
 
     # ---- appending, reading, emptying
 
@@ -189,6 +224,9 @@ class ReplicaLog:
     def reuse(self, file: int) -> None:
         """Drop the segments of a file that live/ has on the disk. Later appends replace them."""
         self._ends[file], self._last[file] = 0, -1
+        with suppress(OSError):
+            if os.fstat(self._fds[file]).st_size > 2 * ROTATE_BYTES:  # the next replica was away for long
+                os.ftruncate(self._fds[file], ROTATE_BYTES)
 
     def empty(self, file: int) -> None:
         """Drop the segments of a file, and release its space.
@@ -212,7 +250,7 @@ def position_of(home: Path, key: bytes) -> LogPosition:
     if state.role == "promoted":
         return LogPosition(state.term, PRIMARY_N, "")
     found = NOTHING if state.applied is None else LogPosition(state.applied.term, state.applied.n, state.applied_hash)
-    log = ReplicaLog(home, key)
+    log = ReplicaLog(home, key, state)
     try:
         for logged in log.load(repair=False):
             if logged.header.n > found.n and not logged.header.more:

@@ -136,9 +136,11 @@ class Shipper:
                 self.done.resumed = self._capture.begin({s: Position(*p) for s, p in complete.positions.items()})
             except WentBack:
                 raise Diverged("the queue is older than its replica: it was restored to an earlier state") from None
-            if self.done.resumed < self._capture.shards and not self._progress.attempted(head.n, head.hash):
+            if self.done.resumed < self._capture.shards and self._progress.last_attempt(head.n) != head.hash:
                 # The directory may be a copy of an earlier state, which would replace newer data at the replica.
                 raise Diverged(f"{self._target} last received segments from another copy of the queue")
+        # A segment of a process that was killed may still arrive.
+        self._attempted.append((self.n, self._progress.last_attempt(self.n)))
         self._begun = self._sure = True
         self.retain()
 

@@ -174,6 +174,61 @@ def test_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         assert connection.sock is None
 
 
+@contextmanager
+def reading_slowly(bytes_at_once: int) -> Iterator[int]:
+    """A server that pauses behind every few bytes; its port. With 0 it does not read."""
+    listening = listen("the slow one", "127.0.0.1", 0)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    over = threading.Event()
+
+    def serve() -> None:
+        taken, _ = listening.accept()
+        with taken:
+            taken.recv(1 << 16)
+            taken.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+            left = SLOW_BYTES
+            while bytes_at_once and left > 0:
+                read = len(taken.recv(min(left, bytes_at_once), socket.MSG_WAITALL))
+                if not read:
+                    return
+                left -= read
+                over.wait(0.05)
+            if not left:
+                taken.sendall(struct.pack(">HI", 200, 0))
+            over.wait(PATIENCE_SECONDS)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        over.set()
+        thread.join()
+        listening.close()
+
+
+NAME = "PUT /x"
+SLOW_BYTES = struct.calcsize(">HI") + len(NAME) + (8 << 20)
+
+
+def test_a_server_that_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than the time limit, which counts from the last byte it took."""
+    monkeypatch.setattr(frames, "LOOK_SECONDS", 0.005)
+    waited: list[float] = []
+    with reading_slowly(1 << 18) as port, connected(port, timeout=0.5, on_wait=waited.append) as connection:
+        assert connection.ask(NAME, bytes(8 << 20), 0) == (200, b"")
+        assert waited
+        assert connection.sock.gettimeout() == 0.5
+
+
+def test_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LOOK_SECONDS", 0.01)
+    with reading_slowly(0) as port, connected(port, timeout=0.2) as connection:
+        with pytest.raises(TimeoutError):
+            connection.ask(NAME, bytes(8 << 20), 0)
+        assert connection.sock is None
+
+
 ODD = [
     b"\xff",
     b"\x00\x05\x00\x00\x00\x00GET",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 import strictq
@@ -28,12 +29,24 @@ from strictq import (
 from strictq.replication import forwarding, replica_log
 from strictq.replication.forwarding import Forwarding
 from strictq.replication.membership import Votes
+from strictq.replication.places import replica_at
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import ReplicaState
+from strictq.replication.segment import decode, encode, hash_of
 from strictq.replication.voting import Ballot, Membership, Question, VoterState
-from tests.support.replicas import FAST, Receiver, bodies, forget_contact, free_port, token_file
+from tests.support.replicas import (
+    FAST,
+    Receiver,
+    bodies,
+    forget_contact,
+    free_port,
+    is_shipped,
+    segments,
+    ship_to,
+    token_file,
+)
 from tests.support.running import PATIENCE_SECONDS, ROOT
-from tests.support.shipping import until
+from tests.support.shipping import ship_once, until
 
 
 class Chain:
@@ -329,6 +342,61 @@ def test_a_next_replica_that_was_away_gets_the_rest_of_the_log(chain: Chain, mon
     until(lambda: has(chain.c_home, 6))
     assert planned
     assert None not in planned
+
+
+def test_what_was_shipped_before_calls_waited_is_confirmed_by_the_last_replica_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The middle learns by a heartbeat that calls wait for both. Until that returns, it confirms alone."""
+    monkeypatch.setattr(forwarding, "NEXT_SECONDS", 0.2)
+    token = token_file(tmp_path)
+    with (
+        Replica(tmp_path / "b", token_file=token, forward_to=f"tcp://127.0.0.1:{free_port()}") as b,
+        strictq.open(tmp_path / "a", durability="process") as q,
+    ):
+        ship_to(q, b.address, token)
+        q.send(b"1", key="k", dedup_id="1")
+        until(lambda: is_shipped(q))
+        q.configure_replication(f"tcp://{b.address}", "confirmed", token_file=token, interval_seconds=FAST, timeout_seconds=2.0)
+        for _ in range(2):
+            with pytest.raises((NotConfirmed, TargetUnavailable)):
+                q.send(b"1", key="k", dedup_id="1")  # it changes nothing, and still waits
+
+
+def test_nothing_of_a_superseded_history_is_forwarded(tmp_path: Path) -> None:
+    """A replica that follows an elected primary, and was restarted, has segments of both histories in its log."""
+    token = token_file(tmp_path)
+    with strictq.open(tmp_path / "q", durability="process") as q:
+        for n in range(2):
+            q.send(b"%d" % n, key="k")
+            ship_once(q, tmp_path / "t")
+    old = segments(tmp_path / "t")
+    header, pages = decode(old[0], 0)
+    images = [image for _, of in pages for image in of]
+    newer = attrs.evolve(header, history_id="e" * 32, n=2, first=2, base=2, prev=hash_of(old[1]))
+    home = tmp_path / "c"
+    c = ReceivedSegments(home, strictq.SystemClock())
+    c.claim(header.queue_id, header.history_id, "")
+    for n, data in enumerate(old):
+        c.put(n, data)
+    votes = Votes(home)
+    with votes.held() as voter:
+        own = voter.id
+    members = ((own, "tcp://x:1"), ("other", ""))
+    decided = Membership(1, 1, header.queue_id, members, "other", newer.history_id)
+    assert c.answered(Question("learn", decided)).yes
+    c.claim(header.queue_id, newer.history_id, "")
+    c.put(2, encode(newer, images))
+    c.leave()  # as if killed: its log stays
+    with Replica(tmp_path / "d", token_file=token) as d:
+        behind = replica_at(f"tcp://{d.address}", token_file=token, authority=None, key=b"", plaintext=False)
+        c = ReceivedSegments(home, strictq.SystemClock(), next_replica=behind)
+        try:
+            until(lambda: (found := d.receiving().head()) is not None and found.n == 2)
+            assert c.trouble is None
+            assert d.receiving().state.history_id == newer.history_id
+        finally:
+            c.close()
 
 
 def test_a_next_replica_of_another_chain_is_not_written_to() -> None:

@@ -398,6 +398,15 @@ def written(out: Path) -> int:
     return len(out.read_text().splitlines()) if out.exists() else 0
 
 
+def test_counts_of_rounds_that_another_process_emptied_come_back(confirmed: Queue) -> None:
+    """Two processes that open a queue at once may both make the file."""
+    confirmed.send(b"1", key="k")
+    with (Path(confirmed.path) / "ship-rounds").open("r+b") as file:
+        file.write(bytes(40))
+    confirmed.send(b"2", key="k")
+    assert confirmed.stats().depth == 2
+
+
 def test_another_process_waits_and_takes_over_from_one_that_was_killed(
     q: Queue, home: Path, receiver: Receiver, token: Path, tmp_path: Path
 ) -> None:

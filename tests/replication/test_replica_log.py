@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 
 from strictq import ReplicaGap
 from strictq.replication import replica_log
-from strictq.replication.replica_home import LOGS
+from strictq.replication.replica_home import LOGS, ReplicaState
 from strictq.replication.replica_log import Logged, ReplicaLog
-from strictq.replication.segment import PagesOf, SegmentHeader, encode, hash_of
+from strictq.replication.segment import MAGIC, PagesOf, SegmentHeader, encode, hash_of
 
 PAGE = 4096
 FIRST = 1
@@ -43,12 +44,18 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def opened(home: Path, applied: int = 0) -> ReplicaLog:
+    """The log of a replica whose live/ has the segments up to this one."""
+    header = SEGMENTS[applied - FIRST][0] if applied else None
+    return ReplicaLog(home, b"", ReplicaState(history_id="h", applied=header))
+
+
 @pytest.fixture
 def log(home: Path) -> Iterator[ReplicaLog]:
-    opened = ReplicaLog(home, b"")
-    opened.load()
-    yield opened
-    opened.close()
+    log = opened(home)
+    log.load()
+    yield log
+    log.close()
 
 
 def append(log: ReplicaLog, first: int, last: int) -> None:
@@ -74,9 +81,9 @@ def reused(patch: pytest.MonkeyPatch, log: ReplicaLog, last: int) -> None:
     rotate(patch, log, 5, last)
 
 
-def found(home: Path, *, repair: bool = True) -> list[int]:
+def found(home: Path, *, repair: bool = True, applied: int = 0) -> list[int]:
     """What a new process finds. Each can be read."""
-    log = ReplicaLog(home, b"")
+    log = opened(home, applied)
     try:
         loaded = log.load(repair=repair)
         for each in loaded:
@@ -110,7 +117,7 @@ def test_older_segments_behind_the_newest_are_not_taken(
     assert found(home, repair=False) == list(range(4, last + 1))
     assert (home / LOGS[0]).stat().st_size == 3 * SIZE
     assert found(home) == list(range(4, last + 1))
-    again = ReplicaLog(home, b"")
+    again = opened(home)
     again.load()
     append(again, last + 1, 9)
     again.close()
@@ -136,7 +143,7 @@ def test_an_append_that_was_cut_off_leaves_what_was_there(
     log.reuse(0)
     change(home, 0, SEGMENTS[5 - FIRST][1][:written])
     assert found(home) == [4]
-    again = ReplicaLog(home, b"")
+    again = opened(home)
     again.load()
     rotate(monkeypatch, again, 5, 5)
     change(home, SIZE, SEGMENTS[6 - FIRST][1][:written])
@@ -183,11 +190,72 @@ def test_what_is_appended_during_a_look_is_not_taken_for_damage(
     assert found(home, repair=False) == [1, 2, 3, 4, 5]
 
 
-def test_a_segment_in_the_pages_of_an_older_one_is_not_taken_for_a_newer_one(home: Path, log: ReplicaLog) -> None:
+@pytest.mark.parametrize("history", ["h", "not-the-replicas"])
+def test_a_segment_in_the_pages_of_an_older_one_is_not_taken_for_a_newer_one(home: Path, log: ReplicaLog, history: str) -> None:
     """A message's body may be anything, and pages are not compressed in confirmed mode."""
     (_, first), (second, _) = SEGMENTS[:2]
-    inner = encode(attrs.evolve(second, n=99, first=99, parts=()), [], compress=False)
+    inner = encode(attrs.evolve(second, n=99, first=99, parts=(), history_id=history), [], compress=False)
     older = encode(attrs.evolve(second, n=0, first=0), [(1, inner.ljust(PAGE, b" "))], compress=False)
     assert inner in older
     (home / LOGS[0]).write_bytes(first + older)
     assert found(home, repair=False) == [1]
+
+
+@pytest.mark.parametrize("magic", [MAGIC, MAGIC[:-1] + b"\x02"])
+def test_a_segment_in_the_pages_of_a_torn_one_is_not_taken_for_a_newer_one(home: Path, log: ReplicaLog, magic: bytes) -> None:
+    """Whoever sends messages does not know the random id of the queue's history, and can't make one of it."""
+    (second, _), (_, first) = SEGMENTS[1], SEGMENTS[0]
+    fake = encode(attrs.evolve(second, n=99, first=99, parts=(), history_id="guessed"), [], compress=False)
+    torn = encode(second, [(1, (magic + fake[len(MAGIC) :]).ljust(PAGE, b" "))], compress=False)
+    (home / LOGS[0]).write_bytes(first + torn[:-1])
+    assert found(home, repair=False) == [1]
+    assert found(home) == [1]
+
+
+def test_a_sector_of_the_first_append_to_a_file_that_is_used_again(
+    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, a later sector of it may be there without the first: the older segments behind it prove nothing."""
+    append(log, 1, 3)
+    rotate(monkeypatch, log, 4, 4)
+    log.reuse(0)
+    change(home, SIZE + 1000, bytes(512))
+    for repair in (False, True):
+        assert found(home, repair=repair, applied=3) == [4]
+        with pytest.raises(ReplicaGap, match="segment 2 is damaged"):
+            found(home, repair=repair, applied=1)
+
+
+def test_what_is_found_is_synced(home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be killed before it syncs an append, and the next one tells the primary that it has the segment."""
+    append(log, 1, 1)
+    synced, real, file = list[int](), os.fsync, (home / LOGS[0]).stat().st_ino
+
+    def fsync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert found(home, repair=False) == [1]
+    assert file not in synced
+    assert found(home) == [1]
+    assert file in synced
+
+
+def test_a_file_that_grew_gives_its_space_back(home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(log, 1, 6)
+    rotate(monkeypatch, log, 7, 7)
+    monkeypatch.setattr(replica_log, "ROTATE_BYTES", SIZE)
+    log.reuse(0)
+    assert (home / LOGS[0]).stat().st_size == SIZE
+    append(log, 8, 9)
+    assert found(home, applied=6) == [7, 8, 9]
+
+
+def test_a_damaged_segment_is_found_window_by_window(home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(log, 1, 4)
+    change(home, 2 * SIZE + 300)
+    for size in (len(MAGIC), len(MAGIC) + 1, 100, SIZE - 1, SIZE):
+        monkeypatch.setattr(replica_log, "WINDOW_BYTES", size)
+        with pytest.raises(ReplicaGap, match="segment 3 is damaged"):
+            found(home)

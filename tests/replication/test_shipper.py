@@ -238,6 +238,35 @@ def test_a_segment_that_arrives_late_stops_nothing(
     assert restored(target) == expected(*range(1, 2 + failures), 9)
 
 
+def test_a_segment_of_a_killed_process_that_arrives_late_stops_nothing(
+    disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on sending what the process had sent, and the next process ships meanwhile."""
+    q = disk(shards=2)
+    send(q, 1)
+    ship_once(q, target)
+    put, late = DirectoryTarget.put, list[tuple[int, bytes]]()
+
+    def lose(_self: DirectoryTarget, n: int, data: bytes) -> None:
+        late.append((n, data))
+        raise TargetUnavailable("killed", "t")
+
+    def arrive(self: DirectoryTarget, n: int, data: bytes) -> None:
+        if late:
+            put(self, *late.pop())
+        put(self, n, data)
+
+    monkeypatch.setattr(DirectoryTarget, "put", lose)
+    send(q, 2)
+    with pytest.raises(TargetUnavailable):
+        ship_once(q, target)
+    send(q, 3)
+    monkeypatch.setattr(DirectoryTarget, "put", arrive)
+    assert ship_once(q, target).done.wholes == 0
+    assert not late
+    assert restored(target) == expected(1, 2, 3)
+
+
 def test_a_put_that_fails_behind_a_seal_loses_nothing(disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = disk()
     shipper = shipper_of(q, target)

@@ -129,3 +129,16 @@ def test_only_those_are_woken_whose_round_has_ended(tmp_path: Path) -> None:
     assert time.monotonic() - began < PATIENCE_SECONDS
     rounds.after_fork_in_child()
     assert not rounds._waiting
+
+
+def test_threads_that_stop_waiting_are_forgotten(tmp_path: Path) -> None:
+    """The target may be away for hours, and no round ends in that time."""
+    rounds = rounds_of(tmp_path)
+    rounds.take_over()
+    for _ in range(100):
+        rounds.rest(1, 0.0001)
+    assert not rounds._waiting
+    rounds.begin()
+    rounds.end()
+    rounds.rest(1, PATIENCE_SECONDS)
+    assert not rounds._waiting

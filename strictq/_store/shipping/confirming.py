@@ -86,7 +86,10 @@ class Rounds:
         """End the round: the target has everything that the round saw on its disk."""
         ended = self._slots[_ENDED] = self._slots[_BEGUN]
         for _ in range(len(self._waiting)):
-            number, asleep = self._waiting.popleft()
+            try:
+                number, asleep = self._waiting.popleft()
+            except IndexError:  # other threads stopped waiting meanwhile
+                break
             if number <= ended:
                 asleep.release()
             else:
@@ -116,9 +119,11 @@ class Rounds:
         """Wait until this process ends this round, or for `seconds`."""
         asleep = threading.Lock()
         asleep.acquire()
-        self._waiting.append((number, asleep))
-        if not self.has_ended(number):  # it may have ended before `end` could find this thread
-            asleep.acquire(timeout=seconds)
+        entry = number, asleep
+        self._waiting.append(entry)
+        if self.has_ended(number) or not asleep.acquire(timeout=seconds):  # it may have ended before `end` could find this thread
+            with suppress(ValueError):  # `end` has found it
+                self._waiting.remove(entry)
 
     def want(self, number: int) -> bool:
         """Request this round. Return whether it is the first request for it."""
@@ -291,6 +296,8 @@ class Confirming:
             # will.
             held += map(self._turn.acquire, (True,), (self._timeout_seconds,))
             if not held[0]:
+                if number is not None and rounds.has_ended(number):
+                    return
                 raise self._not_confirmed(known)
             self._await(known, rounds, number, until)
         finally:

@@ -85,9 +85,9 @@ class ShipProgress:
         with suppress(OSError):
             os.pwrite(self._fd, bytes.fromhex(digest), _X.size + n % _HASHES * _HASH_BYTES)
 
-    def attempted(self, n: int, digest: str) -> bool:
-        """Return whether segment `n` with this hash was one of the last put from this directory."""
-        return os.pread(self._fd, _HASH_BYTES, _X.size + n % _HASHES * _HASH_BYTES).hex() == digest
+    def last_attempt(self, n: int) -> str:
+        """Return the hash of segment `n`, if it was one of the last put from this directory, and otherwise another one."""
+        return os.pread(self._fd, _HASH_BYTES, _X.size + n % _HASHES * _HASH_BYTES).hex()
 
     def close(self) -> None:
         os.close(self._fd)
