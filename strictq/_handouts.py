@@ -129,6 +129,10 @@ class Holder:
             self._known = self._handouts.known(self.name)
         return self._known
 
+    def was_released(self, n: int) -> bool:
+        """Return whether an operator released batch n, which no query receives again."""
+        return any(n in known.released for known in self._look().values())
+
     def unprocessed(self) -> int:
         """Return the number of messages of recorded batches behind the last one that the caller has processed."""
         found = {n for k in self._handouts.known(self.name).values() for n in k.open if n > self._start}
@@ -304,10 +308,11 @@ class Holder:
 
     def wait(self) -> None:
         """Wait for what was deferred. If it failed, the next call repeats it, and raises its error."""
-        deferred, self._deferred = self._deferred, None
+        deferred = self._deferred
         if deferred is None:
             return
-        self._known, self._ahead = deferred.join()
+        known, ahead = deferred.join()  # if this is interrupted, `close` joins it again
+        self._deferred, self._known, self._ahead = None, known, ahead
         if self._known is None:
             self._taken = 0
 

@@ -35,6 +35,8 @@ _ANSWER: Final = struct.Struct(">HI")
 _JOINED_BYTES_MAX: Final = 1 << 20
 """A larger body is not copied to be sent together with its head."""
 _SLICE_BYTES: Final = 1 << 18
+_RECORD_BYTES: Final = 1 << 14
+"""Of TLS, which sends a whole record, or nothing that is told."""
 _DROP: Final = struct.pack("ii", 1, 0)
 
 
@@ -56,7 +58,7 @@ class FrameConnection:
     Args:
         http: the connection that sends the request that opens it, with its timeout.
         path, headers: of that request.
-        on_wait: called several times per second while nothing is sent or answered, with the seconds since something was. An
+        on_wait: called several times per second, with the seconds since something was sent or answered. An
             exception from it ends the wait.
     """
 
@@ -121,13 +123,18 @@ class FrameConnection:
             TimeoutError: it does not.
         """
         sock, left = self._http.sock, memoryview(data)
+        slices = _RECORD_BYTES if isinstance(sock, ssl.SSLSocket) else _SLICE_BYTES
         most, began = sock.gettimeout(), time.monotonic()
+        looked = began
         sock.settimeout(LOOK_SECONDS)
         try:
             while left:
                 try:
-                    left = left[sock.send(left[:_SLICE_BYTES]) :]  # TLS requires the same bytes again after a timeout
+                    left = left[sock.send(left[:slices]) :]  # TLS requires the same bytes again after a timeout
                     began = time.monotonic()
+                    if began - looked > LOOK_SECONDS:
+                        looked = began
+                        self._on_wait(0.0)
                 except TimeoutError:
                     waited = time.monotonic() - began
                     self._on_wait(waited)

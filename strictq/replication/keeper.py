@@ -242,7 +242,10 @@ class ShipKeeper:
 
     def _is_wanted(self) -> bool:
         """Return whether a call waits for a round. After a failure, no round is made earlier for it."""
-        if self._rounds is None or self._failures or not self._rounds.wanted:
+        if self._rounds is None or self._failures:
+            return False
+        self._rounds.take_over()  # again: another process that made the file at the same time may have emptied it
+        if not self._rounds.wanted:
             return False
         self._wanted_at = time.monotonic()
         return True
@@ -354,7 +357,6 @@ class ShipKeeper:
                 generation=self._settings.generation,
             )  # fmt: skip
         if self._rounds is not None:
-            self._rounds.take_over()  # again: another process that made the file at the same time may have emptied it
             self._rounds.begin()
         shipped = self._shipper.round()
         if shipped:

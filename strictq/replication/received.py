@@ -191,10 +191,11 @@ class ReceivedSegments:
             self._forget_other_history()
         if self._forwarding is not None:
             own = [logged for logged in found if logged.header.history_id == state.history_id]
-            if own:
+            if own and own[-1].header.n >= self._n:
                 before = own[0].header.n - 1, own[0].header.prev
-            else:
-                before = (found[-1].header.n, found[-1].hash) if found else (self._n, self._hash)
+            else:  # none, or only some that were emptied with later ones
+                own = []
+                before = (found[-1].header.n, found[-1].hash) if found and found[-1].header.n > self._n else (self._n, self._hash)
             self._forwarding.loaded(before, own)  # segments of an earlier history are superseded
         for logged in found:
             if logged.header.n <= self._n:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .. import _files as files
-from .._errors import ReplicaGap, SchemaMismatch, StoreError
+from .._errors import ReplicaGap, SchemaMismatch, StoreCorrupt, StoreError
 from .replica_home import LOGS, ReplicaState
 from .segment import ANY, MAGIC, START_BYTES, SegmentHeader, decode_header, hash_of, header_bytes, header_of, segment_bytes
 from .voting import NOTHING, LogPosition
@@ -44,6 +44,10 @@ class LogPlace(NamedTuple):
     size: int
 
 
+def _applied(state: ReplicaState) -> int:
+    return -1 if state.applied is None else state.applied.n
+
+
 class ReplicaLog:
     """See the module. For one process. One thread may append while another one reads.
 
@@ -52,9 +56,10 @@ class ReplicaLog:
     """
 
     def __init__(self, home: Path, key: bytes, state: ReplicaState) -> None:
+        self._home = home
         self._key = key
-        self._histories = {state.history_id}
-        self._applied = -1 if state.applied is None else state.applied.n
+        self._histories = {state.history_id, "" if state.applied is None else state.applied.history_id}
+        self._applied = _applied(state)
         self._fds: list[int] = []
         self._ends = [0, 0]
         self._last = [-1, -1]
@@ -88,24 +93,22 @@ class ReplicaLog:
         Raises:
             ReplicaGap: a confirmed segment is damaged; nothing was changed.
         """
-        found = [self._scan(file) for file in range(len(self._fds))]
-        for file in range(len(found)):
-            while self._newer_follows(file):
-                before = self._last[file]
-                found[file] = self._scan(file)
-                if self._last[file] == before:  # otherwise the receiving process was appending it during the first scan
-                    n = max(self._last) + 1
-                    raise ReplicaGap(f"segment {n} is damaged in the replica's log", n)
-        self._active = int(self._last[1] > self._last[0])
-        older = 1 - self._active
-        if found[older] and not found[self._active][0].header.begins_base:
-            missing = found[older][-1].header.n + 1
-            first = found[self._active][0].header.n
-            if missing < first > self._applied + 1:
+        seen = None
+        while True:
+            found = [self._scan(file) for file in range(len(self._fds))]
+            self._active = int(self._last[1] > self._last[0])
+            missing = self._missing(found)
+            if missing is None:
+                break
+            if seen == (found, self._applied):  # otherwise the receiving process was at work during the scan
                 raise ReplicaGap(f"segment {missing} is damaged in the replica's log", missing)
-            if missing < first:
-                self.reuse(older)  # a torn append replaced some of its dropped segments
-                found[older] = []
+            seen = found, self._applied
+            with suppress(StoreCorrupt):
+                self._applied = _applied(ReplicaState.read(self._home))
+        older = 1 - self._active
+        if found[older] and not self._leads_up(found):
+            self._ends[older], self._last[older] = 0, -1  # a torn append replaced some of its dropped segments
+            found[older] = []
         if repair:
             fd, end = self._fds[self._active], self._ends[self._active]
             if os.fstat(fd).st_size > end:
@@ -113,6 +116,21 @@ class ReplicaLog:
             for fd in self._fds:
                 os.fsync(fd)  # the process may have been killed before it synced the last append
         return sorted((each for logged in found for each in logged), key=lambda each: each.header.n)
+
+    def _missing(self, found: list[list[Logged]]) -> int | None:
+        """Return the number of a confirmed segment that is damaged; None: there is none."""
+        newest = max(self._last)
+        if any(self._newer_follows(file) for file in range(len(found))):
+            return newest + 1
+        run = found[self._active]
+        if not run or self._leads_up(found) or run[0].header.n <= self._applied + 1:
+            return None
+        return max(self._last[1 - self._active], self._applied) + 1
+
+    def _leads_up(self, found: list[list[Logged]]) -> bool:
+        """Return whether the segments of the active file need none that is missing."""
+        first = found[self._active][0].header
+        return first.begins_base or self._last[1 - self._active] == first.n - 1
 
     def _scan(self, file: int) -> list[Logged]:
         """Return the segments of a file up to the first one that is damaged, or older than the one before."""
@@ -125,6 +143,10 @@ class ReplicaLog:
                 header = decode_header(data, ANY, self._key)
             except ReplicaGap:
                 break
+            except SchemaMismatch:
+                if at == 0:
+                    raise
+                break  # a segment of a newer release begins here, or older bytes that look like it: the state's format decides
             if out and header.n <= out[-1].header.n:
                 break
             out.append(Logged(header, hash_of(data), file, at, len(data)))

@@ -152,9 +152,12 @@ class Later:
         self._run = run
 
     def begin(self, acks: Iterable[CommittedBatch]) -> None:
-        """Schedule these acks, and drop the earlier ones: the next batch has begun, so the query has acked them."""
+        """Schedule these acks in place of earlier ones of the same queues.
+
+        The query acks a batch when the next one begins, but only of queues that it has open then.
+        """
         with self._lock:
-            self._acks = {ack.queue_id: ack for ack in acks}
+            self._acks |= {ack.queue_id: ack for ack in acks}
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = threading.Timer(LATER_SECONDS, self._send)

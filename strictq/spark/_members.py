@@ -106,11 +106,15 @@ class Member:
         self.held.encode = self.reader._encode(self.queue, {MARK: mark})
 
     def marked(self, n: int) -> str:
-        """Return the fleet's batch with which batch n of this queue was recorded; empty: it was recorded for this queue alone.
+        """Return the fleet's batch with which batch n of this queue was recorded.
+
+        Empty: it was recorded for this queue alone, or was released.
 
         Raises:
             HandoutGone: it is no longer kept.
         """
+        if self.held.was_released(n):
+            return ""
         part = self.held.parts(n)[0]
         data = read_block(self.queue, self.held.name, n, part.shard, part.part)
         metadata: dict[bytes, bytes] = pa.ipc.open_stream(data).schema.metadata or {}

@@ -169,7 +169,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         n = self._number(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
         size = self._options.bytes_max
-        following = self._handouts().take(n, messages_max=most, bytes_max=size, arrived=self._arrived, ahead=True)
+        following = self._handouts().take(
+            n, messages_max=most, bytes_max=size, arrived=self._arrived, ahead=isinstance(limit, ReadMaxRows)
+        )
         return start if following == n else self._offset(n, following)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ def reused(patch: pytest.MonkeyPatch, log: ReplicaLog, last: int) -> None:
     rotate(patch, log, 5, last)
 
 
-def found(home: Path, *, repair: bool = True, applied: int = 0) -> list[int]:
+def found(home: Path, *, repair: bool = True, applied: int = 3) -> list[int]:
     """What a new process finds. Each can be read."""
     log = opened(home, applied)
     try:
@@ -117,7 +117,7 @@ def test_older_segments_behind_the_newest_are_not_taken(
     assert found(home, repair=False) == list(range(4, last + 1))
     assert (home / LOGS[0]).stat().st_size == 3 * SIZE
     assert found(home) == list(range(4, last + 1))
-    again = opened(home)
+    again = opened(home, 3)
     again.load()
     append(again, last + 1, 9)
     again.close()
@@ -143,7 +143,7 @@ def test_an_append_that_was_cut_off_leaves_what_was_there(
     log.reuse(0)
     change(home, 0, SEGMENTS[5 - FIRST][1][:written])
     assert found(home) == [4]
-    again = opened(home)
+    again = opened(home, 3)
     again.load()
     rotate(monkeypatch, again, 5, 5)
     change(home, SIZE, SEGMENTS[6 - FIRST][1][:written])
@@ -172,8 +172,9 @@ def test_an_emptied_file_has_nothing(home: Path, log: ReplicaLog, monkeypatch: p
     assert found(home) == [4]
 
 
+@pytest.mark.parametrize("rotated", [False, True])
 def test_what_is_appended_during_a_look_is_not_taken_for_damage(
-    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
+    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch, rotated: bool
 ) -> None:
     """`strictq promote --dry-run` reads the log of a replica that receives."""
     append(log, 1, 2)
@@ -183,11 +184,15 @@ def test_what_is_appended_during_a_look_is_not_taken_for_damage(
         logged = real(self, file)
         if self is not log and not begun:
             begun.append(file)
-            append(log, 3, 5)
+            append(log, 3, 4)
+            if rotated:
+                replica_log.ROTATE_BYTES = 1
+            append(log, 5, 5)
         return logged
 
+    monkeypatch.setattr(replica_log, "ROTATE_BYTES", replica_log.ROTATE_BYTES)
     monkeypatch.setattr(ReplicaLog, "_scan", scan)
-    assert found(home, repair=False) == [1, 2, 3, 4, 5]
+    assert found(home, repair=False, applied=0) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("history", ["h", "not-the-replicas"])
@@ -259,3 +264,48 @@ def test_a_damaged_segment_is_found_window_by_window(home: Path, log: ReplicaLog
         monkeypatch.setattr(replica_log, "WINDOW_BYTES", size)
         with pytest.raises(ReplicaGap, match="segment 3 is damaged"):
             found(home)
+
+
+@pytest.mark.parametrize("shift", range(len(MAGIC)))
+def test_what_looks_like_a_newer_format_behind_the_newest_segment(
+    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    """A body has it again and again, and an older segment with that body is replaced by a shorter one."""
+    body = (b"x" * shift + (MAGIC[:-1] + b"\x02") * (2 * PAGE // len(MAGIC)))[: 2 * PAGE]
+    header = attrs.evolve(SEGMENTS[0][0], parts=(PagesOf(0, 9, 2),))
+    log.append(header, encode(header, [(1, body[:PAGE]), (2, body[PAGE:])], compress=False))
+    rotate(monkeypatch, log, 2, 2)
+    log.reuse(0)
+    rotate(monkeypatch, log, 3, 3)
+    assert found(home, applied=2) == [2, 3]
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_the_first_segment_of_the_older_file_is_damaged(
+    home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch, repair: bool
+) -> None:
+    append(log, 1, 3)
+    rotate(monkeypatch, log, 4, 4)
+    change(home, 300)
+    with pytest.raises(ReplicaGap, match="is damaged"):
+        found(home, repair=repair, applied=0)
+    assert found(home, repair=repair, applied=3) == [4]
+
+
+def test_damage_is_found_after_another_history_was_claimed(home: Path, log: ReplicaLog) -> None:
+    append(log, 1, 3)
+    change(home, 300)
+    later = ReplicaLog(home, b"", ReplicaState(history_id="another", applied=SEGMENTS[0][0]))
+    with pytest.raises(ReplicaGap):
+        later.load()
+    later.close()
+    assert (home / LOGS[0]).stat().st_size == 3 * SIZE
+
+
+def test_a_look_changes_nothing(home: Path, log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(log, 1, 6)
+    rotate(monkeypatch, log, 7, 7)
+    change(home, 2 * SIZE + 300)
+    monkeypatch.setattr(replica_log, "ROTATE_BYTES", SIZE)
+    assert found(home, repair=False, applied=6) == [7]
+    assert (home / LOGS[0]).stat().st_size == 6 * SIZE

@@ -15,7 +15,7 @@ import pytest
 
 import strictq
 from strictq import Queue
-from strictq.spark import _members, fleet
+from strictq.spark import _ack_listener, _members, fleet
 from tests.support.fleets import Killed, Loop, make
 from tests.support.ledgers import send_chains
 
@@ -452,3 +452,35 @@ def test_the_report_says_the_lag_of_each(ships: Fleet) -> None:
     assert (report["lags"][one]["lag"], report["lags"][one]["path"]) == (12, ships.path("q1"))
     assert report["lag"] == sum(each["lag"] for each in report["lags"].values())
     assert list(report["lags"]) == [one, two]
+
+
+def test_a_batch_that_was_released_does_not_stop_a_new_checkpoint(ships: Fleet) -> None:
+    ships.add("q1", "q2")
+    for name in ships.queues:
+        ships.send(name)
+    dead = loop_of(ships)
+    dead.process()
+    with pytest.raises(Killed):
+        dead.step(die="logged")
+    dead.kill()
+    for q in ships.queues.values():
+        assert q.release_consumer("etl")
+    loop = loop_of(ships)
+    loop.run()
+    ships.require(loop)
+
+
+def test_the_listener_acks_a_queue_that_the_query_has_closed(ships: Fleet) -> None:
+    """The query acks a batch when the next one begins, but it has only some of its queues open."""
+    ships.add("q1", "q2")
+    for name in ships.queues:
+        ships.send(name, keys=("a",))
+    loop = loop_of(ships, maxOpenQueues=1)
+    loop.process()
+    later = _ack_listener.Later("run")
+    for _ in range(2):
+        assert loop.step()
+        later.begin([end.ack for end in _ack_listener._ends(loop.offsets[-1], 1) if end.ack])
+    loop.kill()
+    later.finish()
+    ships.require(loop)
