@@ -245,7 +245,7 @@ def test_a_log_with_a_hole_promotes_nothing(lost: Path, q: Queue, tmp_path: Path
     n = known.n + 2
     later = encode(attrs.evolve(header, n=n, first=n, prev="0" * 64), [page for _, pages in parts for page in pages])
     (lost / LOGS[0]).write_bytes(later)
-    with pytest.raises(ReplicaGap, match=f"segment {n - 1} is missing"):
+    with pytest.raises(ReplicaGap, match=f"segment {n - 1} is damaged"):
         promote(lost)
     with pytest.raises(ReadOnlyQueue):
         strictq.open(lost)
