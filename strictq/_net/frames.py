@@ -36,7 +36,7 @@ _JOINED_BYTES_MAX: Final = 1 << 20
 """A larger body is not copied to be sent together with its head."""
 _SLICE_BYTES: Final = 1 << 18
 _RECORD_BYTES: Final = 1 << 14
-"""Of TLS, which sends a whole record, or nothing that is told."""
+"""The size of a TLS record. `send` does not report a slice that was sent in part, so a slice is one record."""
 _DROP: Final = struct.pack("ii", 1, 0)
 
 
@@ -58,8 +58,8 @@ class FrameConnection:
     Args:
         http: the connection that sends the request that opens it, with its timeout.
         path, headers: of that request.
-        on_wait: called several times per second, with the seconds since something was sent or answered. An
-            exception from it ends the wait.
+        on_wait: called several times per second while a request is sent or its answer is awaited, with the seconds since the last
+            bytes were sent. An exception from it ends the wait.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def register(store: Forkable) -> None:
 
 def _before() -> None:
     for module in (*LATE, *(name for name in LATE_WITH_HOOKS if name in sys.modules)):
-        with suppress(Exception):  # whoever needs it raises the error; the fork must be prepared in any case
+        with suppress(Exception):  # the call that needs the module raises the error; the fork must go on
             import_module(module)
     _lock.acquire()
     for store in list(_stores):

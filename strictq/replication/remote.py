@@ -68,8 +68,8 @@ class ReplicaTarget(ShipTarget):
 
         Args:
             opening: makes the calls that open a connection: they look up the host's name, which has no time limit.
-            on_wait: called several times per second while an answer is awaited, with the seconds since its request. An exception
-                from it ends the wait.
+            on_wait: called several times per second during a request, with the seconds since its last bytes were sent. An
+                exception from it ends the wait.
         """
         self._opening, self._on_wait = opening, on_wait
 

@@ -58,7 +58,8 @@ class ReplicaLog:
     def __init__(self, home: Path, key: bytes, state: ReplicaState) -> None:
         self._home = home
         self._key = key
-        self._histories = {state.history_id, "" if state.applied is None else state.applied.history_id}
+        self._histories = {state.history_id} if state.applied is None else {state.history_id, state.applied.history_id}
+        self._histories.discard("")  # that of a replica without one, which a message's body could have
         self._applied = _applied(state)
         self._fds: list[int] = []
         self._ends = [0, 0]
@@ -176,8 +177,8 @@ class ReplicaLog:
     def _segment_at(self, file: int, at: int) -> tuple[int, int]:
         """Return number and size of the segment at this place; (ANY, 1): there is none.
 
-        What looks like one may be in the pages of another, which have the bodies of messages. A segment of the replica's history
-        is not: nobody who only sends messages knows its random id. The body of an intact one is skipped.
+        The pages of a segment contain message bodies, and a body can look like a segment. It can't imitate one of the replica's
+        history, because senders do not know the history's random id. The pages of an intact segment are skipped.
         """
         fd = self._fds[file]
         try:

@@ -206,14 +206,18 @@ def test_a_segment_in_the_pages_of_an_older_one_is_not_taken_for_a_newer_one(hom
     assert found(home, repair=False) == [1]
 
 
+@pytest.mark.parametrize("history", ["", "guessed"])
 @pytest.mark.parametrize("magic", [MAGIC, MAGIC[:-1] + b"\x02"])
-def test_a_segment_in_the_pages_of_a_torn_one_is_not_taken_for_a_newer_one(home: Path, log: ReplicaLog, magic: bytes) -> None:
+def test_a_segment_in_the_pages_of_a_torn_one_is_not_taken_for_a_newer_one(
+    home: Path, log: ReplicaLog, magic: bytes, history: str
+) -> None:
     """Whoever sends messages does not know the random id of the queue's history, and can't make one of it."""
     (second, _), (_, first) = SEGMENTS[1], SEGMENTS[0]
-    fake = encode(attrs.evolve(second, n=99, first=99, parts=(), history_id="guessed"), [], compress=False)
+    fake = encode(attrs.evolve(second, n=99, first=99, parts=(), history_id=history), [], compress=False)
     torn = encode(second, [(1, (magic + fake[len(MAGIC) :]).ljust(PAGE, b" "))], compress=False)
     (home / LOGS[0]).write_bytes(first + torn[:-1])
-    assert found(home, repair=False) == [1]
+    for applied in (0, 1):
+        assert found(home, repair=False, applied=applied) == [1]
     assert found(home) == [1]
 
 
