@@ -69,6 +69,8 @@ class Holder:
         """What remains of the allowance of the newest batch, if the caller has not received it yet."""
         self._start = 0
         """The last batch that the caller has processed."""
+        self._returned = 0
+        """The last batch that the caller, or an earlier holder's caller, may have received."""
         self._taken = 0
         """The number of messages of the newest batch; 0: the next call must ack what is before it."""
         self._pause = self._paused = 0
@@ -89,17 +91,21 @@ class Holder:
         if not self._lock.alone(wait):
             raise ConsumerBusy(f"consumer {self.name!r} is in use by a running process")
         try:
-            self.epoch = self._handouts.take_over(self.name)
+            epoch = self._handouts.take_over(self.name)
+            self._known = self._handouts.known(self.name)
+            self._returned = max(k.last for k in self._known.values())
+            self.epoch = epoch  # last: `close` undoes what was recorded since
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Release the consumer. Its unacked batches stay leased for the next holder, except one that no caller received."""
+        """Release the consumer. Its unacked batches stay leased for the next holder, except those that no call returned."""
         self.wait()
-        if self._ahead is not None:
-            with suppress(StrictqError):  # the next holder receives it
-                self._handouts.withdraw(self.name, self.epoch, self.last)
+        if self.epoch:
+            with suppress(StrictqError):  # the next holder receives what remains
+                for n in range(self.last, self._returned, -1):
+                    self._handouts.withdraw(self.name, self.epoch, n)
         self._ahead = None
         self.epoch = 0
         self._known = None
@@ -135,8 +141,7 @@ class Holder:
 
     def unprocessed(self) -> int:
         """Return the number of messages of recorded batches behind the last one that the caller has processed."""
-        found = {n for k in self._handouts.known(self.name).values() for n in k.open if n > self._start}
-        return sum(part.messages for n in found for part in self._handouts.parts(self.name, n))
+        return self._handouts.recorded_behind(self.name, self._start)
 
     def arrived(self) -> dict[int, int]:
         """Return the newest arrival number of each shard, as a bound for `take`."""
@@ -190,6 +195,11 @@ class Holder:
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
         validate.whole("bytes_max", bytes_max, 1, 2**62)
         self._storage.require_open()
+        following = self._take(start, messages_max, bytes_max, arrived, ahead=ahead)
+        self._returned = max(self._returned, following)
+        return following
+
+    def _take(self, start: int, messages_max: int, bytes_max: int, arrived: Mapping[int, int] | None, *, ahead: bool) -> int:
         if self._is_recorded(start):
             self._require_held()
             self._defer(start, arrived, Allowance(messages_max, bytes_max) if ahead else None)
@@ -465,6 +475,8 @@ class _Deferred:
         self._steps = steps
         self._done: _Followed = None, None
         self._recorded = Event()
+        self._ended = Event()
+        """An interrupted `Thread.join` takes the thread for ended while it runs, in CPython 3.11 and 3.12."""
         self.upto = upto
         self._thread = Thread(target=self._run, name="strictq-acks", daemon=True)
 
@@ -484,6 +496,7 @@ class _Deferred:
         finally:
             self._done = end
             self._recorded.set()
+            self._ended.set()
 
     def recorded(self) -> _Followed:
         """Wait until the batch is recorded, and return the result so far; None, None: a step failed, or it was not started."""
@@ -494,7 +507,7 @@ class _Deferred:
     def join(self) -> _Followed:
         """Wait for the end, and return the result; None, None: a step failed, or it was not started."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._ended.wait()
         return self._done
 
 

@@ -655,9 +655,30 @@ MUTATIONS = [
     Mutation(
         "closing undoes a batch that no call returned",
         "strictq/_handouts.py",
-        "                self._handouts.withdraw(self.name, self.epoch, self.last)\n",
-        "                pass\n",
+        "                    self._handouts.withdraw(self.name, self.epoch, n)\n",
+        "                    pass\n",
         AHEAD,
+    ),
+    Mutation(
+        "closing undoes no batch that a call returned",
+        "strictq/_handouts.py",
+        "        self._returned = max(self._returned, following)\n",
+        "",
+        AHEAD,
+    ),
+    Mutation(
+        "closing undoes no batch of an earlier holder",
+        "strictq/_handouts.py",
+        "            self._returned = max(k.last for k in self._known.values())\n",
+        "",
+        ("tests/unit/test_handouts_again.py", *AHEAD),
+    ),
+    _store(
+        "a redrive that waits for a batch's lease is put back when the batch is undone",
+        "lanes/handout.py",
+        "    _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())\n",
+        "",
+        *AHEAD,
     ),
     _store(
         "only the holder undoes a batch",

@@ -79,6 +79,11 @@ SELECT n, token FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <=
 -- Index: handout_open.
 SELECT ifnull(sum(messages), 0) FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open';
 
+-- name: open_messages_behind
+-- handout.recorded_behind: messages of batches after n that are not resolved, counted as they were delivered. Takes consumer, n.
+-- Index: handout_open.
+SELECT ifnull(sum(messages), 0) FROM handout INDEXED BY handout_open WHERE consumer = ? AND n > ? AND state = 'open';
+
 -- name: open_since
 -- handout.standings: when the oldest open batch was made. Takes consumer. Index: handout_open.
 SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open';
@@ -127,8 +132,13 @@ UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
 SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY n;
 
 -- name: some_leases
--- handout.finish_release, handout.withdraw: leases to end, in a bounded step. Takes token, limit. Index: lease_handout.
+-- handout.finish_release: leases to end, in a bounded step. Takes token, limit. Index: lease_handout.
 SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
+
+-- name: unlike_leases
+-- handout.withdraw: leases of lanes that need more than to be listed again. Takes token. Index: lease_handout.
+SELECT lane FROM main.lease INDEXED BY lease_handout
+WHERE token = ? AND deadline = 4611686018427387904 AND (redrive OR expired);
 
 -- name: leases
 -- handout.ack: the leases of a batch. Takes token. Indexes: lease_handout, primary key of lane.
@@ -179,7 +189,7 @@ UPDATE lane SET last_seq = max(last_seq, e.hi), resolved = resolved + e.pending,
 FROM main.lease e INDEXED BY lease_handout WHERE e.token = ?1 AND e.deadline = 4611686018427387904 AND lane.id = e.lane;
 
 -- name: next_heads
--- handout.ack: the new heads of the lanes that a batch holds; columns as in settle.next_heads. Takes token.
+-- handout.ack, handout.withdraw: the new heads of the lanes that a batch holds; columns as in settle.next_heads. Takes token.
 -- Indexes: lease_handout, primary keys; one seek a lane.
 SELECT m.lane, m.seq, m.id, m.due, l.hold IS NOT NULL, l.solo_to
 FROM main.lease e INDEXED BY lease_handout
@@ -188,7 +198,7 @@ CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
 
 -- name: delete_leases
--- handout.ack: all leases of a batch. Takes token. Index: lease_handout.
+-- handout.ack, handout.withdraw: all leases of a batch. Takes token. Index: lease_handout.
 DELETE FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: any_apart

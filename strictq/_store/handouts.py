@@ -177,6 +177,10 @@ class Handouts:
             if every or _reaches(known[shard.number], start) or self._store.outlook(shard)[0]:
                 yield shard.number, shard.look(lambda db: handout.pending_behind(db, name, start))
 
+    def recorded_behind(self, name: str, start: int) -> int:
+        """Return the number of messages of unresolved batches after `start`."""
+        return sum(s.look(lambda db: handout.recorded_behind(db, name, start), hot=None) for s in self._store.shards)
+
     def advance(
         self, by: Holding, known: Mapping[int, Known], start: int, wants: Mapping[int, Want | None], left: Allowance
     ) -> Advanced:
@@ -214,7 +218,7 @@ class Handouts:
     def withdraw(self, name: str, epoch: int, n: int) -> None:
         """Undo the newest batch, which no caller received: its messages are ready again, and its number stands for nothing.
 
-        If it fails in a shard, or the process dies, the rest of the batch remains.
+        Each shard's part is undone in one transaction. If one fails, or the process dies, the rest of the batch remains.
 
         Raises:
             ConsumerLost: another holder took over.

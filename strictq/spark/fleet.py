@@ -45,7 +45,7 @@ class FleetPosition:
     Attributes:
         line: the identifier of the checkpoint; None: it has no batch yet.
         round: number of its newest batch, ascending. The queues' batches are marked with line and round.
-        queues: queue id → entry, for the queues that had a batch.
+        queues: queue id → entry, for the queues that had a batch. Each has the number after which the queue begins (`begins`).
     """
 
     line: str | None
@@ -71,10 +71,23 @@ class FleetPosition:
         """Return the offset in the form that Spark stores."""
         return {"consumer": consumer, "line": self.line, "round": self.round, "queues": dict(self.queues)}
 
-    def round_of(self, mark: str) -> int:
-        """Return the batch of this checkpoint with which a queue's batch was recorded; 0: another checkpoint recorded it."""
-        line, _, number = mark.partition("/")
-        return int(number) if number and line == self.line else 0
+    def mark(self, begins: int) -> str:
+        """Return what is stored in a queue's batch that is recorded with this one.
+
+        Args:
+            begins: the number after which the queue begins in this checkpoint.
+        """
+        return f"{self.line}/{self.round}/{begins}"
+
+    def recorded(self, mark: str) -> tuple[int, int]:
+        """Return the batch of this checkpoint with which a queue's batch was recorded, and after which number the queue begins.
+
+        0, 0: another checkpoint recorded it.
+        """
+        line, *numbers = mark.split("/")
+        if line != self.line or len(numbers) != 2:
+            return 0, 0
+        return int(numbers[0]), int(numbers[1])
 
 
 @attrs.frozen
@@ -184,7 +197,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the next batch as it was recorded: the queues' batches of the earliest round, and no others."""
         rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
-            rounds |= self._members.each(chunk, lambda m: at.round_of(m.marked(self._number(at, m) + 1)))
+            rounds |= self._members.each(chunk, lambda m: at.recorded(m.marked(self._number(at, m) + 1))[0])
         earliest = min(rounds.values(), default=0)
         shares = {name: HANDOUT_MESSAGES_MAX for name, number in rounds.items() if number == earliest}
         return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
@@ -209,38 +222,42 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _took(self, at: FleetPosition, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> FleetPosition:
         """Let members record their next batches, and return the new position."""
         size = self._options.bytes_max // max(1, len(members))
-        line = at.line or self._line
+        entries = _carried(at)
+        following = FleetPosition(at.line or self._line, number, entries)
 
         def take(member: Member) -> Entry | None:
             held, n = member.held, self._number(at, member)
-            member.mark(f"{line}/{number}")
+            begins = (self._entry(at, member) or {}).get("begins", n)
+            member.mark(following.mark(begins))
             arrived = member.reader._arrived
-            following = held.take(n, messages_max=shares[member.queue_id], bytes_max=max(1, size), arrived=arrived)
-            if following == n:
+            last = held.take(n, messages_max=shares[member.queue_id], bytes_max=max(1, size), arrived=arrived)
+            if last == n:
                 return None
-            member.last = max(member.last, following)
-            offset = member.reader._offset(n, following)
+            member.last = max(member.last, last)
+            offset = member.reader._offset(n, last)
             entry = {k: v for k, v in offset.items() if k not in ("queue", "consumer")}
-            return {**entry, "messages": sum(part.messages for part in held.parts(following))}
+            return {**entry, "begins": begins, "messages": sum(part.messages for part in held.parts(last))}
 
-        entries: dict[str, Entry] = _carried(at)
         for chunk in self._members.chunks(members):
             entries |= {name: entry for name, entry in self._members.each(chunk, take).items() if entry is not None}
-        return FleetPosition(line, number, entries)
+        return following
+
+    def _entry(self, at: FleetPosition, member: Member) -> Entry | None:
+        """Return a queue's entry; None: it has none, or only its original has one."""
+        entry = at.queues.get(member.queue_id)
+        return None if entry is None or member.reader._is_original(entry) else entry
 
     def _number(self, at: FleetPosition, member: Member) -> int:
         """Return the number of a queue's last batch that Spark has; if there is none, the number after which the queue begins."""
-        entry = at.queues.get(member.queue_id)
-        held = member.held
-        if entry is not None and not member.reader._is_original(entry):
+        held, entry = member.held, self._entry(at, member)
+        if entry is not None:
             n: int = entry["n"]
             return n
         if member.begins is None:
-            n = held.last
-            # Spark may have lost the offsets that had it. Batches recorded with them are delivered again.
-            while n and at.round_of(member.marked(n)) > at.round:
-                n -= 1
-            member.begins = min(n, held.acked) if n == held.last else n
+            last = held.last
+            recorded, begins = at.recorded(member.marked(last)) if last else (0, 0)
+            # Spark may have lost the offsets with which the queue began. The batches since then are delivered again.
+            member.begins = begins if recorded > at.round else min(last, held.acked)
         return member.begins
 
     # ---- other methods for Spark

@@ -314,6 +314,41 @@ def test_a_new_checkpoint_begins_after_the_last_acks(ships: Fleet) -> None:
     ships.require(fresh)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_lost_offsets_of_a_queue_that_joined_with_a_batch_of_another_query(
+    ships: Fleet, tmp_path: Path, lost: int, restarts: bool
+) -> None:
+    """The sink has the lost batches. So each must come again with the same rows, also the first, recorded by the other query."""
+    ships.add("q1", "q2")
+    other = Loop(ships.path("q2"))
+    ships.send("q2")
+    other.process()
+    with pytest.raises(Killed):
+        other.step("planned")
+    other.kill()
+    away = tmp_path / "away"
+    os.rename(ships.path("q2"), away)
+    loop = loop_of(ships)
+    ships.send("q1")
+    loop.run()
+    os.rename(away, ships.path("q2"))
+    loop.process()
+    assert loop.step()
+    ships.send("q2")
+    if restarts:
+        loop.process()
+    assert loop.step()
+    assert [rows_by_queue(rows) for rows in loop.sink.values()] == [
+        {ships.queues["q1"].queue_id: 3}, {ships.queues["q2"].queue_id: 3}, {ships.queues["q2"].queue_id: 3}
+    ]  # fmt: skip
+    loop.kill()
+    loop.lose(lost)
+    ships.send("q1")
+    loop.run()
+    ships.require(loop)
+
+
 # ---- from one queue to many, and back
 
 

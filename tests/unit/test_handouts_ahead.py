@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -164,6 +166,96 @@ def test_closing_gives_back_no_batch_that_a_call_returned(q: Queue) -> None:
     assert holder(q).take(2) == 3
 
 
+def test_closing_gives_back_no_batch_that_an_earlier_holder_returned(q: Queue) -> None:
+    fill_all(q)
+    for _ in range(2):
+        h = holder(q, deferring=True)
+        assert h.take(0, messages_max=3) == 1
+        h.close()
+        holder(q).close()
+    assert q.stats().in_flight == 3
+
+
+def test_closing_gives_back_a_batch_whose_call_failed_after_it_was_recorded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    advance = h._handouts.advance
+
+    def fail(_: Any, by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
+        if wants and not any(wants.values()):
+            raise StrictqError("the disk is gone")
+        return advance(by, known, start, wants, left)
+
+    assert h.take(0, messages_max=3) == 1
+    monkeypatch.setattr(type(h._handouts), "advance", fail)
+    assert h.take(1, messages_max=3, ahead=True) == 2
+    with pytest.raises(StrictqError, match="the disk is gone"):
+        h.take(2, messages_max=3)
+    assert (h.last, q.stats().in_flight) == (3, 9)
+    h.close()
+    assert q.stats().in_flight == 6, "calls returned batches 1 and 2"
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_closing_gives_back_batches_whose_call_was_interrupted(q: Queue, monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
+    fill_all(q)
+    if earlier:
+        h = holder(q)
+        assert h.take(0, messages_max=3) == 1
+        h.close()
+    h = holder(q, deferring=True)
+    advance = h._handouts.advance
+
+    def interrupted(_: Any, *args: Any) -> Any:
+        advance(*args)
+        sys.exit(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(h._handouts), "advance", interrupted)
+        with pytest.raises(SystemExit):
+            h.take(earlier, messages_max=3)
+    assert q.stats().in_flight == 3
+    h.close()
+    assert q.stats().in_flight == 0, "the batch before it was acked in the same transaction"
+    h = holder(q)
+    assert (h.last, h.acked, h.take(earlier, messages_max=3)) == (earlier, earlier, earlier + 1)
+    assert q.check() == []
+
+
+def test_closing_after_an_interrupt_waits_for_the_thread(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    advance = h._handouts.advance
+    asked, go = Event(), Event()
+
+    def slow(_: Any, by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
+        if wants and not any(wants.values()):
+            asked.set()
+            assert go.wait(30)
+        return advance(by, known, start, wants, left)
+
+    def stop(*_: object) -> None:
+        sys.exit(0)
+
+    assert h.take(0, messages_max=3) == 1
+    monkeypatch.setattr(type(h._handouts), "advance", slow)
+    assert h.take(1, messages_max=3, ahead=True) == 2
+    assert asked.wait(30)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(SystemExit):
+            h.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    Timer(0.2, go.set).start()
+    h.close()
+    assert go.is_set()
+    assert (q.stats().in_flight, q.stats().acks) == (3, 3), "batch 1 is acked, batch 3 is given back"
+    assert q.check() == []
+
+
 @pytest.mark.parametrize("reject", [False, True])
 def test_a_message_that_is_rejected_from_it_is_not_given_back(q: Queue, reject: bool) -> None:
     fill_all(q)
@@ -173,6 +265,23 @@ def test_a_message_that_is_rejected_from_it_is_not_given_back(q: Queue, reject: 
     assert reject is False or q.reject("h", 1, "no")
     h.close()
     assert [d.key for d in q.receive(10)] == ["g", "i", "j"] if reject else ["g", "h", "i", "j"]
+    assert q.check() == []
+
+
+def test_keys_that_an_operator_held_or_redrove_are_given_back_as_they_are(q: Queue) -> None:
+    fill_all(q, 3)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=9, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    assert by_key(read(q, h, 3)) == {"sg": [1, 2, 3], "sh": [1, 2, 3], "si": [1, 2, 3]}
+    q.hold("g")
+    assert q.reject("h", 1, "no")
+    assert q.redrive("h") == 1
+    h.close()
+    got = [(d.key, d.seq) for d in q.receive(20, per_key=9)]
+    assert got == [*(("h", n) for n in (1, 2, 3)), *(("i", n) for n in (1, 2, 3)), *(("j", n) for n in (1, 2, 3))]
+    assert q.release("g")
+    assert [(d.key, d.seq, d.attempt) for d in q.receive(20, per_key=9)] == [("g", n, 1) for n in (1, 2, 3)]
     assert q.check() == []
 
 

@@ -91,6 +91,12 @@ def pending_behind(db: apsw.Connection, name: str, n: int) -> int:
     return max(Totals.read(db).pending - int(in_flight), 0)
 
 
+def recorded_behind(db: apsw.Connection, name: str, n: int) -> int:
+    """Return the number of messages of open batches after n, counted as they were delivered."""
+    found: int = db.execute(HANDOUT.open_messages_behind, (name, n)).get
+    return found
+
+
 # ---- the holder of the consumer
 
 
@@ -243,9 +249,9 @@ def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
     """
     messages = 0
     for _, token in tx.run(HANDOUT.released, (name,)).fetchall():
-        lanes_ended, of_them = _end_leases(tx, token, RELEASE_STEP)
-        messages += of_them
-        if lanes_ended == RELEASE_STEP:
+        found = tx.run(HANDOUT.some_leases, (token, RELEASE_STEP)).fetchall()
+        messages += _end_leases(tx, found)
+        if len(found) == RELEASE_STEP:
             return messages, True
     return messages, False
 
@@ -260,21 +266,22 @@ def withdraw(tx: Tx, name: str, epoch: int, n: int) -> None:
     token = dict(tx.run(HANDOUT.open_handouts, (name, n)).fetchall()).get(n)
     if token is None:
         return
-    _end_leases(tx, token, NEVER)
+    _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())
+    settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
+    tx.run(HANDOUT.delete_leases, (token,))
     _delete(tx, name, n)
     tx.run(HANDOUT.set_last, (n - 1, name))
 
 
-def _end_leases(tx: Tx, token: int, most: int) -> tuple[int, int]:
-    """Give back some lanes of a batch, without charging an attempt. Return their number, and that of their messages."""
-    found = tx.run(HANDOUT.some_leases, (token, most)).fetchall()
+def _end_leases(tx: Tx, found: Iterable[tuple[Any, ...]]) -> int:
+    """Give back lanes of a batch one by one, without charging an attempt. Return the number of their messages."""
     messages = 0
     for (lane,) in found:
         lease = lanes.lease_of(tx, lane)
         assert lease is not None
         lanes.release_lane(tx, lease)
         messages += lease.pending
-    return len(found), messages
+    return messages
 
 
 def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
