@@ -7,7 +7,7 @@ unchanged, until it is acked. Its leases have no deadline.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from threading import Event, Thread
@@ -174,9 +174,9 @@ class Holder:
         recorded, in one transaction per shard; durable on return. A deferring holder acks a large batch after the return, if
         lanes without unacked messages fill the next one.
 
-        With `ahead`, a deferring holder also records the batch after this one meanwhile, if lanes that no batch holds fill it.
-        The next call returns that batch, whatever its limits, and does not wait for the ack; without such a batch, it does.
-        `close` makes the messages of a batch that no call returned ready again.
+        With `ahead`, a deferring holder meanwhile also records the batch after this one, in the transactions of that ack, if
+        lanes that no batch holds fill it. The next call returns that batch, whatever its limits. `close` makes the messages of a
+        batch that no call returned ready again.
 
         Args:
             start: the number of the last processed batch.
@@ -200,10 +200,6 @@ class Holder:
         return following
 
     def _take(self, start: int, messages_max: int, bytes_max: int, arrived: Mapping[int, int] | None, *, ahead: bool) -> int:
-        if self._is_recorded(start):
-            self._require_held()
-            self._defer(start, arrived, Allowance(messages_max, bytes_max) if ahead else None)
-            return start + 1
         self.wait()
         last = self.last
         if not 0 <= start <= last:
@@ -219,7 +215,7 @@ class Holder:
         left = begun or Allowance(messages_max, bytes_max)
         pending = {} if left.full else self._pending(self._look(), start, arrived)
         failed: StoreError | None = None
-        deferring = self._defers()
+        deferring = not left.full and self._defers()
         for ready in self._by_turn(pending, messages_max):
             if messages_max >= 2 * len(ready):
                 ready.sort(key=pending.__getitem__)  # with less room than that, the shards take turns
@@ -306,13 +302,13 @@ class Holder:
         """Ack up to `start`, and add the shards' parts of batch start + 1. Return the error of a shard, if one failed."""
         known = self._look()
         self._known = None  # if this raises, the changes may have been committed
-        done = self._handouts.advance(self._by(self.encode, self.keep), known, start, wants, left)
+        done = self._handouts.advance(self._by(self.encode), known, start, start + 1, wants, left)
         if done.failed is None:
             self._known = {**known, **done.known}
         return done.failed
 
-    def _by(self, encode: Encode, keep: int) -> Holding:
-        return Holding(self.name, self.epoch, encode, self._packed, keep)
+    def _by(self, encode: Encode) -> Holding:
+        return Holding(self.name, self.epoch, encode, self._packed, self.keep)
 
     # ---- deferred acks, and batches that are recorded ahead
 
@@ -326,20 +322,10 @@ class Holder:
         if self._known is None:
             self._taken = 0
 
-    def _is_recorded(self, start: int) -> bool:
-        """Return whether all of batch start + 1 was recorded ahead, and pass it on. Waits for that, but not for an ack."""
-        if self._deferred is None:
-            return False
-        known, ahead = self._deferred.recorded()
-        if known is None or ahead is None or not ahead.full or start + 1 != max(k.last for k in known.values()):
-            return False
-        self._known, self._start, self._taken = known, start, ahead.taken
-        return True
-
     def _defer(self, start: int, arrived: Mapping[int, int] | None, limits: Allowance | None) -> None:
-        known, before = self._look(), self._deferred
-        # Stored before it runs: if an interrupt came between, `close` would undo a batch that is followed by a recorded one.
-        self._deferred = deferred = _Deferred(self._follow(before, known, start, arrived, limits), start)
+        known = self._look()
+        # Stored before it runs, so that `wait` finds it if an interrupt comes between.
+        self._deferred = deferred = _Deferred(lambda: self._follow(known, start, arrived, limits), start)
         deferred.start()
 
     def _defers(self) -> bool:
@@ -358,22 +344,25 @@ class Holder:
             The wants of the other shards, which must ack first, because that makes more lanes ready.
         """
         known = self._look()
-        unacked = {shard for shard in wants if any(n <= start for n in known[shard].open)}
-        full = {s: want for s, want in wants.items() if s in unacked}
+        unacked = _unacked(known, start)
+        full = {s: want for s, want in wants.items() if want is not None and s in unacked}
         self._known = None
-        self._known = known = self._record_full(known, start, full, pending, left)
+        self._known = known = self._record_full(known, 0, start + 1, full, pending, left)
         return {s: want for s, want in wants.items() if known[s].last <= start and not (want is None and s in unacked)}
 
     def _record_full(
         self,
         known: dict[int, Known],
-        start: int,
+        upto: int,
+        n: int,
         wants: Mapping[int, Want | None],
         pending: Mapping[int, int],
         left: Allowance,
     ) -> dict[int, Known]:
-        """Record the parts of batch start + 1 of shards that can fill their share. Ack nothing.
+        """Record the parts of batch n of shards that can fill their share. Ack up to a number in the same transactions.
 
+        Args:
+            wants: None: the shard only acks.
         Returns:
             The new state of all shards.
         """
@@ -386,50 +375,36 @@ class Holder:
                 raise _TooFew("too few lanes are ready", shard=shard)
             return self.encode(leases, shard)
 
-        # An open batch that the store does not know of is not acked. So it is not among the acked ones that are kept.
-        without = {shard: known[shard]._replace(open=frozenset()) for shard in full}
-        done = self._handouts.advance(self._by(encode, self.keep + 1), without, start, full, left)
-        if done.failed is None:
-            known = {**known, **{s: k._replace(open=k.open | known[s].open) for s, k in done.known.items()}}
-        else:
-            known = self._handouts.known(self.name)
-        if all(known[shard].last > start for shard in full):
+        given = {s: want for s, want in wants.items() if want is None or s in full}
+        done = self._handouts.advance(self._by(encode), known, upto, n, given, left)
+        known = {**known, **done.known} if done.failed is None else self._handouts.known(self.name)
+        if all(known[shard].last >= n for shard in full):
             self._pause = 0
         else:
             self._pause = self._paused = min(2 * self._pause + 1, PAUSE_MAX)
         return known
 
     def _follow(
-        self,
-        before: _Deferred | None,
-        known: dict[int, Known] | None,
-        start: int,
-        arrived: Mapping[int, int] | None,
-        limits: Allowance | None,
-    ) -> Iterator[_Followed]:
-        """Record batch start + 2 if it is full without lanes of unacked batches, and then ack up to `start`.
+        self, known: dict[int, Known], start: int, arrived: Mapping[int, int] | None, limits: Allowance | None
+    ) -> _Followed:
+        """Ack up to `start`, and record batch start + 2 in the same transactions if lanes that no other batch holds fill it.
 
         Args:
-            before: what was deferred before it, and comes first.
-            known: the state of all shards, if nothing was.
             limits: those of that batch; None: record nothing.
-        Yields:
-            After each step, the new state, and what remains of the limits; None, None: a shard failed to ack.
+        Returns:
+            The new state of all shards, and what remains of the limits.
         """
-        if before is not None:
-            known, _ = before.join()
-        if known is None:
-            return
         ahead = None
         if limits is not None and not self._pause:
             pending = self._some_pending(known, start + 1, arrived, limits.messages)
-            known = self._record_full(known, start + 1, _full_wants(pending, limits, arrived), pending, limits)
+            wants = {**dict.fromkeys(_unacked(known, start)), **_full_wants(pending, limits, arrived)}
+            known = self._record_full(known, start, start + 2, wants, pending, limits)
             ahead = limits if limits.taken else None
-        yield known, ahead
-        unacked = {shard: k for shard, k in known.items() if any(n <= start for n in k.open)}
-        by = self._by(self.encode, self.keep)
-        done = self._handouts.advance(by, unacked, start, dict.fromkeys(unacked), Allowance(0, 0))
-        yield (None, None) if done.failed is not None else ({**known, **done.known}, ahead)
+        unacked = dict.fromkeys(_unacked(known, start))
+        done = self._handouts.advance(self._by(self.encode), known, start, start + 2, unacked, Allowance(0, 0))
+        if done.failed is not None:
+            raise done.failed
+        return {**known, **done.known}, ahead
 
     # ---- recorded batches
 
@@ -466,15 +441,13 @@ class _Deferred:
     """Does what was deferred in a thread.
 
     Args:
-        steps: records a batch, then acks. Yields after each the new state of all shards, and what remains of the limits of the
-            batch that it recorded, if it did.
+        work: acks, and may record a batch. Returns the new state of all shards, and what remains of the limits of that batch.
         upto: the last batch that it acks.
     """
 
-    def __init__(self, steps: Iterator[_Followed], upto: int) -> None:
-        self._steps = steps
+    def __init__(self, work: Callable[[], _Followed], upto: int) -> None:
+        self._work = work
         self._done: _Followed = None, None
-        self._recorded = Event()
         self._ended = Event()
         """An interrupted `Thread.join` takes the thread for ended while it runs, in CPython 3.11 and 3.12."""
         self.upto = upto
@@ -485,30 +458,22 @@ class _Deferred:
         self._thread.start()
 
     def _run(self) -> None:
-        end: _Followed = None, None
         try:
-            for step in self._steps:
-                self._done = step
-                self._recorded.set()
-            end = self._done
-        except StrictqError:
-            pass  # the next call repeats it
+            with suppress(StrictqError):  # the next call repeats it
+                self._done = self._work()
         finally:
-            self._done = end
-            self._recorded.set()
             self._ended.set()
 
-    def recorded(self) -> _Followed:
-        """Wait until the batch is recorded, and return the result so far; None, None: a step failed, or it was not started."""
-        if self._thread.ident is not None:
-            self._recorded.wait()
-        return self._done
-
     def join(self) -> _Followed:
-        """Wait for the end, and return the result; None, None: a step failed, or it was not started."""
+        """Wait for the end, and return the result; None, None: it failed, or was not started."""
         if self._thread.ident is not None:
             self._ended.wait()
         return self._done
+
+
+def _unacked(known: Mapping[int, Known], upto: int) -> list[int]:
+    """Return the shards with open batches up to a number."""
+    return [shard for shard, k in known.items() if any(n <= upto for n in k.open)]
 
 
 def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:

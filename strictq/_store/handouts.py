@@ -182,9 +182,9 @@ class Handouts:
         return sum(s.look(lambda db: handout.recorded_behind(db, name, start), hot=None) for s in self._store.shards)
 
     def advance(
-        self, by: Holding, known: Mapping[int, Known], start: int, wants: Mapping[int, Want | None], left: Allowance
+        self, by: Holding, known: Mapping[int, Known], upto: int, n: int, wants: Mapping[int, Want | None], left: Allowance
     ) -> Advanced:
-        """Ack up to `start`, and record the shards' parts of batch start + 1, in one transaction per shard, in parallel.
+        """Ack batches up to a number, and record the shards' parts of batch n, in one transaction per shard, in parallel.
 
         Args:
             wants: what each shard may contribute; None: it only acks. A shard that needs neither is not written to.
@@ -194,9 +194,9 @@ class Handouts:
             OutcomeUnknown, or StoreError by a sync: a part may be recorded.
         """
         steps = [
-            _Step(by, self._store.shards[number], known[number], start, acks, want, left)
+            _Step(by, self._store.shards[number], known[number], upto, n, acks, want, left)
             for number, want in wants.items()
-            if (acks := _reaches(known[number], start)) or want is not None
+            if (acks := _reaches(known[number], upto)) or want is not None
         ]
         for step in steps:
             step.shard.require_outside()
@@ -311,7 +311,8 @@ class _Step:
     by: Holding
     shard: Shard
     before: Known
-    start: int
+    upto: int
+    n: int
     acks: bool
     want: Want | None
     left: Allowance
@@ -336,32 +337,32 @@ class _Step:
             self.shard.sync()
 
     def _ack(self, tx: Tx) -> None:
-        """Ack up to `start`.
+        """Ack up to `upto`.
 
         On a full disk this also runs alone: processed messages are acked from the reserve, though no batch can be recorded.
         """
         handout.require(tx, self.by.name, self.by.epoch)
         if self.acks:
-            handout.ack(tx, self.by.name, self.start)
+            handout.ack(tx, self.by.name, self.upto)
 
     def _work(self, tx: Tx) -> tuple[int, int, bool]:
         self._ack(tx)
         by, want = self.by, self.want
-        self.floor = max(self.floor, handout.prune(tx, by.name, self.start - by.keep))
+        self.floor = max(self.floor, handout.prune(tx, by.name, self.upto - by.keep))
         if want is None or self.left.bytes <= 0:
             return 0, 0, False
         request = Request(
             want.messages, None, None, by.name, charge=False, endless=True, bytes_max=want.bytes, packed=by.packed,
             arrived_to=want.arrived_to,
         )  # fmt: skip
-        return handout.record(tx, by.name, self.start + 1, request, by.encode)
+        return handout.record(tx, by.name, self.n, request, by.encode)
 
     def known(self) -> Known:
         """Return the shard's present state."""
-        before, start = self.before, self.start
-        opened = frozenset({start + 1}) if self.messages else frozenset()
+        before, upto = self.before, self.upto
+        opened = frozenset({self.n}) if self.messages else frozenset()
         return before._replace(
-            open=frozenset(n for n in before.open if n > start) | opened,
-            acked=max(before.acked, start) if self.acks else before.acked, last=start + 1 if self.messages else before.last,
+            open=frozenset(n for n in before.open if n > upto) | opened,
+            acked=max(before.acked, upto) if self.acks else before.acked, last=self.n if self.messages else before.last,
             floor=max(before.floor, self.floor),
         )  # fmt: skip

@@ -158,7 +158,8 @@ class Builder:
         bodies = b"".join(p.bodies for p in pieces)
         packed = PackedColumns(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
         batch = self.packed(packed, skew, self.schema)
-        found, ends = batch.column("seq").to_numpy(), np.cumsum(lengths)
+        # Not with to_numpy, which would import pandas.
+        found, ends = np.frombuffer(batch.column("seq").buffers()[1], np.int64), np.cumsum(lengths)
         if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
             raise _mixed(shard)
         return batch

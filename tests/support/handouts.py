@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from strictq import Queue
+from strictq import Queue, StrictqError
 from strictq._handouts import Holder, read_block, rejected
 from strictq._store.api import Block, Fields, Held, PackedColumns, Piece
 
@@ -52,23 +52,18 @@ def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
 class Lazy:
     """Does what is deferred when the holder waits for it, and not before. Who is killed before has not done it."""
 
-    def __init__(self, steps: Iterator[Any], upto: int) -> None:
-        self._steps = steps
-        self._done: Any = None
+    def __init__(self, work: Callable[[], Any], upto: int) -> None:
+        self._work = work
         self.upto = upto
 
     def start(self) -> None:
         """Do nothing yet."""
 
-    def recorded(self) -> Any:
-        self._done = self._done or next(self._steps, (None, None))
-        return self._done
-
     def join(self) -> Any:
-        self.recorded()
-        for self._done in self._steps:  # noqa: B020
-            pass
-        return self._done
+        try:
+            return self._work()
+        except StrictqError:
+            return None, None
 
 
 def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Holder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from threading import Event, Timer
+from threading import Event, Timer, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -45,37 +45,52 @@ def test_lanes_that_no_batch_holds_fill_the_batch_after_the_next(q: Queue) -> No
     assert q.check() == []
 
 
-def test_who_wants_a_batch_that_is_recorded_does_not_wait_for_acks(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transactions_that_record_it_ack(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_handouts, "_Deferred", Lazy)
     fill_all(q, 2)
     h = holder(q, deferring=True)
-    assert [h.take(n, messages_max=4, ahead=True) for n in range(4)] == [1, 2, 3, 4]
-    assert q.stats().acks == 4, "those of the first batch: only the newest may still be under way"
+    assert [h.take(n, messages_max=4, ahead=True) for n in range(2)] == [1, 2]
+    advance, calls = h._handouts.advance, []
+
+    def noted(_: Any, by: Any, known: Any, upto: int, n: int, wants: Any, left: Any) -> Any:
+        calls.extend((upto, n, shard) for shard in wants)
+        return advance(by, known, upto, n, wants, left)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(h._handouts), "advance", noted)
+        h.wait()
+    assert (h.last, h.acked, q.stats().acks) == (3, 1, 4)
+    assert calls == [(1, 3, 0)]
+    assert [h.take(n, messages_max=4, ahead=True) for n in (2, 3)] == [3, 4]
+    assert q.stats().acks == 8, "the ack of batch 3 is under way"
     h.ack(2)
-    assert q.stats().acks == 4
     h.wait()
     assert (h.acked, q.stats().acks) == (3, 12)
     assert by_key([row for n in range(1, 5) for row in read(q, h, n)]) == {f"s{key}": [1, 2] for key in KEYS[:8]}
     assert q.check() == []
 
 
-def test_an_ack_that_failed_behind_a_recorded_batch_raises_in_the_call_that_repeats_it(
-    q: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_failed_in_the_thread_is_repeated_by_the_next_call(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     fill_all(q, 2)
     h = holder(q, deferring=True)
     advance = h._handouts.advance
     failing = [True]
 
-    def fail(by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
-        if failing and wants and not any(wants.values()):
+    def fail(_: Any, by: Any, known: Any, upto: int, n: int, wants: Any, left: Any) -> Any:
+        if failing and upto and wants:
+            if recorded:
+                advance(by, known, upto, n, wants, left)
             raise StrictqError("the disk is gone")
-        return advance(by, known, start, wants, left)
+        return advance(by, known, upto, n, wants, left)
 
     assert h.take(0, messages_max=4) == 1
-    monkeypatch.setattr(type(h._handouts), "advance", lambda _, *args: fail(*args))
+    monkeypatch.setattr(type(h._handouts), "advance", fail)
     assert h.take(1, messages_max=4, ahead=True) == 2
-    h._deferred.join()  # type: ignore[union-attr]
+    h.wait()
+    assert (h.last, q.stats().acks) == ((3, 4) if recorded else (2, 0))
     with pytest.raises(StrictqError, match="the disk is gone"):
         h.take(2, messages_max=4, ahead=True)
     failing.clear()
@@ -176,29 +191,11 @@ def test_closing_gives_back_no_batch_that_an_earlier_holder_returned(q: Queue) -
     assert q.stats().in_flight == 3
 
 
-def test_closing_gives_back_a_batch_whose_call_failed_after_it_was_recorded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill_all(q)
-    h = holder(q, deferring=True)
-    advance = h._handouts.advance
-
-    def fail(_: Any, by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
-        if wants and not any(wants.values()):
-            raise StrictqError("the disk is gone")
-        return advance(by, known, start, wants, left)
-
-    assert h.take(0, messages_max=3) == 1
-    monkeypatch.setattr(type(h._handouts), "advance", fail)
-    assert h.take(1, messages_max=3, ahead=True) == 2
-    with pytest.raises(StrictqError, match="the disk is gone"):
-        h.take(2, messages_max=3)
-    assert (h.last, q.stats().in_flight) == (3, 9)
-    h.close()
-    assert q.stats().in_flight == 6, "calls returned batches 1 and 2"
-    assert q.check() == []
-
-
+@pytest.mark.parametrize("error", [SystemExit, StrictqError])
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_closing_gives_back_batches_whose_call_was_interrupted(q: Queue, monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
+def test_closing_gives_back_a_batch_whose_call_failed_after_it_was_recorded(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, earlier: int, error: type[BaseException]
+) -> None:
     fill_all(q)
     if earlier:
         h = holder(q)
@@ -207,13 +204,13 @@ def test_closing_gives_back_batches_whose_call_was_interrupted(q: Queue, monkeyp
     h = holder(q, deferring=True)
     advance = h._handouts.advance
 
-    def interrupted(_: Any, *args: Any) -> Any:
+    def fail(_: Any, *args: Any) -> Any:
         advance(*args)
-        sys.exit(0)
+        raise error("as it was recorded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(h._handouts), "advance", interrupted)
-        with pytest.raises(SystemExit):
+        patch.setattr(type(h._handouts), "advance", fail)
+        with pytest.raises(error):
             h.take(earlier, messages_max=3)
     assert q.stats().in_flight == 3
     h.close()
@@ -229,11 +226,11 @@ def test_closing_after_an_interrupt_waits_for_the_thread(q: Queue, monkeypatch: 
     advance = h._handouts.advance
     asked, go = Event(), Event()
 
-    def slow(_: Any, by: Any, known: Any, start: int, wants: Any, left: Any) -> Any:
-        if wants and not any(wants.values()):
+    def slow(_: Any, *args: Any) -> Any:
+        if current_thread() is not main_thread():
             asked.set()
             assert go.wait(30)
-        return advance(by, known, start, wants, left)
+        return advance(*args)
 
     def stop(*_: object) -> None:
         sys.exit(0)

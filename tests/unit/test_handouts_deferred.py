@@ -87,7 +87,7 @@ def test_after_a_crash_before_the_ack_both_batches_are_there(disk: Opener) -> No
 
 
 def test_an_ack_that_failed_is_repeated_by_the_next_call(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handouts, "_Deferred", lambda _, upto: Lazy(iter(()), upto))
+    monkeypatch.setattr(_handouts, "_Deferred", lambda _, upto: Lazy(lambda: (None, None), upto))
     for key in "abcdefgh":
         fill(q, key, 1)
     h = holder(q, deferring=True)
