@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
@@ -314,6 +314,8 @@ class Holder:
 
     def wait(self) -> None:
         """Wait for what was deferred. If it failed, the next call repeats it, and raises its error."""
+        if self._pid != os.getpid():
+            self._deferred = None  # its thread is the parent's
         deferred = self._deferred
         if deferred is None:
             return
@@ -448,6 +450,9 @@ class _Deferred:
     def __init__(self, work: Callable[[], _Followed], upto: int) -> None:
         self._work = work
         self._done: _Followed = None, None
+        self._lock = Lock()
+        self._runs = self._given_up = False
+        """At most one of these becomes true: an interrupted `Thread.start` does not tell whether the thread will run."""
         self._ended = Event()
         """An interrupted `Thread.join` takes the thread for ended while it runs, in CPython 3.11 and 3.12."""
         self.upto = upto
@@ -458,6 +463,10 @@ class _Deferred:
         self._thread.start()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._given_up:
+                return
+            self._runs = True
         try:
             with suppress(StrictqError):  # the next call repeats it
                 self._done = self._work()
@@ -465,8 +474,10 @@ class _Deferred:
             self._ended.set()
 
     def join(self) -> _Followed:
-        """Wait for the end, and return the result; None, None: it failed, or was not started."""
-        if self._thread.ident is not None:
+        """Wait for the end, and return the result; None, None: it failed, or its start was interrupted, and it does nothing."""
+        with self._lock:
+            self._given_up = self._given_up or (self._thread.ident is None and not self._runs)
+        if not self._given_up:
             self._ended.wait()
         return self._done
 

@@ -667,6 +667,20 @@ MUTATIONS = [
         AHEAD,
     ),
     Mutation(
+        "a thread whose start was interrupted records nothing",
+        "strictq/_handouts.py",
+        "            if self._given_up:\n                return\n",
+        "",
+        AHEAD,
+    ),
+    _store(
+        "undoing a batch sets the newest number of a shard to a part that it has",
+        "lanes/handout.py",
+        "    tx.run(HANDOUT.set_back_last, (name,))\n",
+        "    tx.run(HANDOUT.set_last, (n - 1, name))\n",
+        *AHEAD,
+    ),
+    Mutation(
         "closing undoes no batch of an earlier holder",
         "strictq/_handouts.py",
         "            self._returned = max(k.last for k in self._known.values())\n",
@@ -690,8 +704,8 @@ MUTATIONS = [
     _store(
         "a batch that is undone leaves no blocks",
         "lanes/handout.py",
-        "    _delete(tx, name, n)\n    tx.run(HANDOUT.set_last",
-        "    tx.run(HANDOUT.set_last",
+        "    _delete(tx, name, n)\n    tx.run(HANDOUT.set_back_last",
+        "    tx.run(HANDOUT.set_back_last",
         *AHEAD,
     ),
     Mutation(

@@ -62,6 +62,10 @@ UPDATE consumer SET epoch = ? WHERE name = ?;
 -- handout.record: this shard has a part of batch n. Takes n, name. Index: primary key.
 UPDATE consumer SET last = ? WHERE name = ?;
 
+-- name: set_back_last
+-- handout.withdraw: the newest part is undone; this shard may have none of the batch before it. Takes name. Index: primary key of handout.
+UPDATE consumer SET last = max(acked, ifnull((SELECT max(n) FROM handout WHERE consumer = ?1), 0)) WHERE name = ?1;
+
 -- name: set_acked
 -- handout.ack, handout.release and handouts: batches up to n are settled; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;

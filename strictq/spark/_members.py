@@ -51,6 +51,7 @@ class Member:
         lag: the last count, for reports.
         last: the number of its newest batch when it was last opened.
         begins: the number after which it begins in a checkpoint without it; None: not determined yet.
+        examined: whether the query knows if it has recorded more batches than Spark knows.
     """
 
     def __init__(self, path: str, queue_id: str, place: tuple[int, int], options: StreamOptions, schema: StructType) -> None:
@@ -61,6 +62,7 @@ class Member:
         self.lag: dict[str, Any] | None = None
         self.last = 0
         self.begins: int | None = None
+        self.examined = False
         self.reader = StreamReader({}, schema, attrs.evolve(options, paths=Paths((path,), many=False)))
         self._epoch = 0
 

@@ -110,8 +110,8 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._line = secrets.token_hex(8)
         self._now = False
-        self._behind: set[str] | None = None
-        """Queues that may have recorded more batches than Spark knows; None: not determined yet."""
+        self._behind: set[str] = set()
+        """Queues that may have recorded more batches than Spark knows."""
         self._gone: dict[str, str] = {}
         """Queues of the checkpoint that are not found: id → path."""
         self._idle_until = 0.0
@@ -159,12 +159,13 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._members.find()
         self._look_for_gone(at)
         members = [m for m in self._all() if m.bounded or not self._now]
-        if self._behind is None:
-            # A process that died may have recorded batches that Spark lost or never knew. They are delivered first, unchanged.
-            behind: dict[str, bool] = {}
-            for chunk in self._members.chunks(members):
-                behind |= self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
-            self._behind = {name for name, is_behind in behind.items() if is_behind}
+        # A process that died may have recorded batches that Spark lost or never knew, also one of another query before a queue
+        # joined. They are delivered first, unchanged, and not together with new ones.
+        for chunk in self._members.chunks([m for m in members if not m.examined]):
+            behind = self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
+            self._behind |= {name for name, is_behind in behind.items() if is_behind}
+            for member in chunk:
+                member.examined = True
         if self._behind:
             again = [m for m in members if m.queue_id in self._behind and m.last > self._number(at, m)]
             if again:
@@ -194,13 +195,14 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._members.report(path, str(error.args[0]))
 
     def _again(self, at: FleetPosition, behind: Sequence[Member]) -> FleetPosition:
-        """Return the next batch as it was recorded: the queues' batches of the earliest round, and no others."""
+        """Return the next batch as it was recorded: the queues' batches of this round, or else of the earliest, and no others."""
         rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
             rounds |= self._members.each(chunk, lambda m: at.recorded(m.marked(self._number(at, m) + 1))[0])
-        earliest = min(rounds.values(), default=0)
-        shares = {name: HANDOUT_MESSAGES_MAX for name, number in rounds.items() if number == earliest}
-        return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
+        number = at.round + 1
+        wanted = number if number in rounds.values() else min(rounds.values(), default=0)
+        shares = {name: HANDOUT_MESSAGES_MAX for name, recorded in rounds.items() if recorded == wanted}
+        return self._took(at, max(number, wanted), [m for m in behind if m.queue_id in shares], shares)
 
     def _step(self, at: FleetPosition, chunk: Sequence[Member], most: int) -> FleetPosition | None:
         """Record a new batch of some queues. Return the new position; None: there are no new messages."""
@@ -254,10 +256,17 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             n: int = entry["n"]
             return n
         if member.begins is None:
-            last = held.last
-            recorded, begins = at.recorded(member.marked(last)) if last else (0, 0)
-            # Spark may have lost the offsets with which the queue began. The batches since then are delivered again.
-            member.begins = begins if recorded > at.round else min(last, held.acked)
+            # Spark may have lost the newest offsets with this queue. The batches recorded with them are delivered again.
+            n = last = held.last
+            while n:
+                recorded, begins = at.recorded(member.marked(n))
+                if recorded <= at.round:
+                    break
+                if member.queue_id not in at.queues:
+                    n = begins
+                    break
+                n -= 1  # it is a copy, and `begins` is where its original began
+            member.begins = min(n, held.acked) if n == last else n
         return member.begins
 
     # ---- other methods for Spark

@@ -315,7 +315,7 @@ def test_a_new_checkpoint_begins_after_the_last_acks(ships: Fleet) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("lost", [1, 2, 3])
 def test_lost_offsets_of_a_queue_that_joined_with_a_batch_of_another_query(
     ships: Fleet, tmp_path: Path, lost: int, restarts: bool
 ) -> None:
@@ -330,18 +330,19 @@ def test_lost_offsets_of_a_queue_that_joined_with_a_batch_of_another_query(
     away = tmp_path / "away"
     os.rename(ships.path("q2"), away)
     loop = loop_of(ships)
-    ships.send("q1")
-    loop.run()
+    for _ in range(2):
+        ships.send("q1")
+        loop.run()
     os.rename(away, ships.path("q2"))
     loop.process()
+    ships.send("q1")
     assert loop.step()
     ships.send("q2")
     if restarts:
         loop.process()
     assert loop.step()
-    assert [rows_by_queue(rows) for rows in loop.sink.values()] == [
-        {ships.queues["q1"].queue_id: 3}, {ships.queues["q2"].queue_id: 3}, {ships.queues["q2"].queue_id: 3}
-    ]  # fmt: skip
+    q1, q2 = (ships.queues[name].queue_id for name in ("q1", "q2"))
+    assert list(map(rows_by_queue, loop.sink.values())) == [{q1: 3}, {q1: 3}, {q2: 3}, {q1: 3, q2: 3}]
     loop.kill()
     loop.lose(lost)
     ships.send("q1")
@@ -414,6 +415,30 @@ def test_a_restored_copy_is_another_queue(ships: Fleet, tmp_path: Path) -> None:
         copy.send(b"{}", "new")
     loop.run()
     assert sum(map(len, loop.sink.values())) == 3 + left + 1
+
+
+@pytest.mark.parametrize("keep", [1, 100])
+def test_a_restored_copy_begins_where_spark_is_also_with_a_batch_that_spark_never_knew(
+    ships: Fleet, tmp_path: Path, keep: int
+) -> None:
+    ships.add("q1", "q2")
+    q = ships.queues["q2"]
+    q.configure_replication(tmp_path / "replica", interval_seconds=0.05)
+    loop = loop_of(ships, keepBatches=keep)
+    for _ in range(4):
+        ships.send("q2")
+        loop.run()
+    ships.send("q2")
+    loop.process()
+    with pytest.raises(Killed):
+        loop.step("planned")
+    loop.kill()
+    q.close()  # ships the last segment
+    strictq.restore(tmp_path / "replica", tmp_path / "copy", alone=True)
+    shutil.rmtree(ships.path("q2"))
+    os.rename(tmp_path / "copy", ships.path("q2"))
+    loop.run()
+    loop.require(ships.sent)
 
 
 def test_a_copy_of_a_directory_is_reported(ships: Fleet, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from threading import Event, Timer, current_thread, main_thread
+from threading import Event, Thread, Timer, current_thread, main_thread
 from typing import Any
 
 import pytest
 
 from strictq import Queue, _handouts
-from strictq._errors import ConsumerLost, HandoutGone, StrictqError
+from strictq._errors import ConsumerLost, ForkedProcess, HandoutGone, StrictqError
 from tests.support.handouts import Lazy, by_key, drain, holder, read
 from tests.support.queues import Opener, fill
 
@@ -217,6 +218,89 @@ def test_closing_gives_back_a_batch_whose_call_failed_after_it_was_recorded(
     assert q.stats().in_flight == 0, "the batch before it was acked in the same transaction"
     h = holder(q)
     assert (h.last, h.acked, h.take(earlier, messages_max=3)) == (earlier, earlier, earlier + 1)
+    assert q.check() == []
+
+
+def test_closing_gives_back_two_batches_with_parts_of_different_shards(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt just before the return: one batch is recorded, and another ahead of it."""
+    q = disk(shards=16)
+    for n in range(200):
+        fill(q, f"k{n}", 1)
+    h = holder(q, deferring=True)
+    assert h.take(0, messages_max=12, ahead=True) == 1
+    start = _handouts._Deferred.start
+
+    def interrupted(deferred: _handouts._Deferred) -> None:
+        start(deferred)
+        deferred.join()
+        sys.exit(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_handouts._Deferred, "start", interrupted)
+        with pytest.raises(SystemExit):
+            h.take(1, messages_max=12, ahead=True)
+    assert len({p.shard for n in (2, 3) for p in h.parts(n)}) == 8
+    h.close()
+    assert q.stats().in_flight == 0
+    h = holder(q, deferring=True)
+    assert (h.last, h.acked) == (1, 1)
+    rows = drain(q, h, messages_max=12, ahead=True)
+    assert len({key for key, _, _ in rows}) == len(rows) == 188
+    assert q.check() == []
+
+
+def test_a_thread_whose_start_was_interrupted_does_nothing(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may begin after `close`, which then has given back the batch before the one that it would record."""
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert h.take(0, messages_max=3, ahead=True) == 1
+    interrupted: list[Thread] = []
+
+    def start(thread: Thread) -> None:
+        interrupted.append(thread)
+        sys.exit(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", start)
+        with pytest.raises(SystemExit):
+            h.take(1, messages_max=3, ahead=True)
+    h.close()
+    (late,) = interrupted
+    late.start()
+    late.join()
+    assert q.stats().in_flight == 3, "batch 1 is not acked, as no call acked it"
+    h = holder(q)
+    assert (h.last, h.acked) == (1, 0)
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("verb", ["wait", "take", "close"])
+def test_a_forked_child_waits_for_no_thread_of_its_parent(q: Queue, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    fill_all(q)
+    h = holder(q, deferring=True)
+    assert h.take(0, messages_max=3) == 1
+    advance, go = h._handouts.advance, Event()
+
+    def slow(_: Any, *args: Any) -> Any:
+        assert current_thread() is main_thread() or go.wait(30)
+        return advance(*args)
+
+    monkeypatch.setattr(type(h._handouts), "advance", slow)
+    assert h.take(1, messages_max=3) == 2
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(10)
+            getattr(h, verb)(*([2] if verb == "take" else []))
+        except ForkedProcess:
+            os._exit(7)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    assert os.waitstatus_to_exitcode(status) == (7 if verb == "take" else 0)
+    h.close()
+    assert q.stats().acks == 3
     assert q.check() == []
 
 

@@ -270,7 +270,7 @@ def withdraw(tx: Tx, name: str, epoch: int, n: int) -> None:
     settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
     tx.run(HANDOUT.delete_leases, (token,))
     _delete(tx, name, n)
-    tx.run(HANDOUT.set_last, (n - 1, name))
+    tx.run(HANDOUT.set_back_last, (name,))
 
 
 def _end_leases(tx: Tx, found: Iterable[tuple[Any, ...]]) -> int:
