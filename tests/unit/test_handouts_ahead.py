@@ -250,7 +250,7 @@ def test_closing_gives_back_two_batches_with_parts_of_different_shards(disk: Ope
 
 
 def test_a_thread_whose_start_was_interrupted_does_nothing(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may begin after `close`, which then has given back the batch before the one that it would record."""
+    """It may begin while `close` gives back the batch before the one that it would record."""
     fill_all(q)
     h = holder(q, deferring=True)
     assert h.take(0, messages_max=3, ahead=True) == 1
@@ -264,10 +264,17 @@ def test_a_thread_whose_start_was_interrupted_does_nothing(q: Queue, monkeypatch
         patch.setattr(Thread, "start", start)
         with pytest.raises(SystemExit):
             h.take(1, messages_max=3, ahead=True)
-    h.close()
     (late,) = interrupted
-    late.start()
-    late.join()
+    withdraw = h._handouts.withdraw
+
+    def begins(_: Any, *args: Any) -> None:
+        withdraw(*args)
+        late.start()
+        late.join()
+
+    monkeypatch.setattr(type(h._handouts), "withdraw", begins)
+    h.close()
+    assert late.ident is not None
     assert q.stats().in_flight == 3, "batch 1 is not acked, as no call acked it"
     h = holder(q)
     assert (h.last, h.acked) == (1, 0)
