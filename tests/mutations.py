@@ -989,6 +989,13 @@ MUTATIONS = [
         "tests/replication/test_cuts.py",
     ),
     _store(
+        "a truncated WAL is not followed",
+        "shipping/tail.py",
+        "        return is_older or (not behind and self._frame_header(position.frames) == position.last)\n",
+        "        return behind[8:16] != known[_SALTS]\n",
+        "tests/store/test_shipping.py",
+    ),
+    _store(
         "a WAL is pinned while it is shipped",
         "shipping/tail.py",
         "        if self._pinned is not None:\n"

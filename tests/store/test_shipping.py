@@ -13,9 +13,10 @@ import pytest
 import strictq
 from strictq import Queue, QueueConfig, StoreCorrupt
 from strictq._store.disk import epoch
+from strictq._store.disk.wal_file import HEADER_BYTES
 from strictq._store.shipping import commit_time, tail
 from strictq._store.shipping.tail import WalTail
-from strictq._store.shipping.values import WalMovedOn
+from strictq._store.shipping.values import FRAME_BYTES, WalMovedOn
 from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, shard_of, store_of
 from tests.support.queues import Opener
@@ -214,6 +215,38 @@ def test_a_wal_that_goes_on_behind_what_was_captured_and_begins_again_is_not_fol
     shard_of(q).checkpoint()
     q.send(b"next", key="z")
     second = tail_of(q)
+    assert not second.begin_at(position)
+    second.close()
+
+
+@pytest.mark.parametrize("rolls_back", [False, True])
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_wal_that_was_truncated_and_grew_to_the_same_length_is_not_followed(
+    q: Queue, clock: FakeClock, missed: bool, rolls_back: bool
+) -> None:
+    """Nothing of the old WAL is left, so it can't be known whether it had more than was captured."""
+    first = tail_of(q)
+    work(q, clock)
+    first.begin_whole()
+    position = first.position()
+    first.close()
+    if missed:
+        q.send(b"missed", key="z")
+    db = connected(Path(q.path) / "shard-0000.db")
+    db.execute("SELECT * FROM sqlite_schema").fetchall()  # a connection that has read nothing checkpoints nothing
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    db.pragma("synchronous", "normal")  # else commits are padded to a whole sector
+    for n in range(position.frames):
+        db.pragma("user_version", n + 1)  # a commit with one frame
+    if rolls_back:
+        db.pragma("cache_size", 1)
+        db.execute("BEGIN; CREATE TABLE spilled (x)")
+        db.executemany("INSERT INTO spilled VALUES (randomblob(9000))", [()] * 99)
+        db.execute("ROLLBACK")
+        assert Path(f"{q.path}/shard-0000.db-wal").stat().st_size > HEADER_BYTES + position.frames * FRAME_BYTES
+    db.close()
+    second = tail_of(q)
+    assert second._look()[1] == position.frames
     assert not second.begin_at(position)
     second.close()
 

@@ -209,8 +209,9 @@ class WalTail:
     def _follows(self, header: bytes, frames: int, known: bytes, position: Position) -> bool:
         """Return whether this WAL follows the known one, and everything of that one had been captured.
 
-        Old frames behind those of the new WAL show how far the known one went. The frame behind the last captured one does not
-        belong to the known WAL, so there was none.
+        Old frames behind those of the new WAL show how far the known one went. Either the last captured one is still there, and
+        the next one is not of the known WAL. Or the new WAL ends in its place, and behind it is a frame of an earlier WAL. Without
+        that, the file may have been truncated.
         """
         if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
             return False
@@ -218,9 +219,8 @@ class WalTail:
             return False
         assert self._fd is not None
         behind = os.pread(self._fd, FRAME_HEADER_BYTES, HEADER_BYTES + position.frames * FRAME_BYTES)
-        if len(behind) == FRAME_HEADER_BYTES and behind[8:16] == known[_SALTS]:
-            return False
-        return frames == position.frames or self._frame_header(position.frames) == position.last
+        is_older = len(behind) == FRAME_HEADER_BYTES and behind[8:16] not in (known[_SALTS], header[_SALTS])
+        return is_older or (not behind and self._frame_header(position.frames) == position.last)
 
     def _newest(self, db: apsw.Connection) -> int:
         """Return the queue time of the newest write that a connection sees."""
