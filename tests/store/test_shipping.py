@@ -219,6 +219,27 @@ def test_a_wal_that_goes_on_behind_what_was_captured_and_begins_again_is_not_fol
     second.close()
 
 
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_wal_that_came_and_went_is_noticed(q: Queue, clock: FakeClock, missed: bool) -> None:
+    db = connected(Path(q.path) / "shard-0000.db")
+    db.execute("SELECT * FROM sqlite_schema").fetchall()  # a connection that has read nothing checkpoints nothing
+    work(q, clock)
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    first = tail_of(q)
+    first.begin_whole()
+    position = first.position()
+    assert position.header == ""
+    first.close()
+    if missed:
+        clock.advance(1.0)
+        q.send(b"missed", key="z")
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    db.close()
+    second = tail_of(q)
+    assert second.begin_at(position) is not missed
+    second.close()
+
+
 @pytest.mark.parametrize("rolls_back", [False, True])
 @pytest.mark.parametrize("missed", [False, True])
 def test_a_wal_that_was_truncated_and_grew_to_the_same_length_is_not_followed(

@@ -187,9 +187,12 @@ class WalTail:
             self._pin()
             header, frames, checkpointed = self._look()
             pinned = self._readers[self._pinned or 0]
-            if self._newest(pinned) < position.time:
+            newest = self._newest(pinned)
+            if newest < position.time:
                 raise WentBack
             known = bytes.fromhex(position.header)
+            if not known and newest != position.time:
+                return False  # there was no WAL, and one that has come since may be gone again
             if header == known and frames >= position.frames and self._frame_header(position.frames) == position.last:
                 self._done = position.frames
             elif self._follows(header, frames, known, position):
@@ -209,9 +212,8 @@ class WalTail:
     def _follows(self, header: bytes, frames: int, known: bytes, position: Position) -> bool:
         """Return whether this WAL follows the known one, and everything of that one had been captured.
 
-        Old frames behind those of the new WAL show how far the known one went. Either the last captured one is still there, and
-        the next one is not of the known WAL. Or the new WAL ends in its place, and behind it is a frame of an earlier WAL. Without
-        that, the file may have been truncated.
+        Old frames behind those of the new WAL show how far the known one went: either a frame of an earlier WAL is behind the last
+        captured one, or that is still there, and the file ends with it. Otherwise the file may have been truncated.
         """
         if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
             return False
