@@ -1036,7 +1036,7 @@ MUTATIONS = [
     _store(
         "an older copy is told from its replica",
         "shipping/tail.py",
-        "            if self._newest(pinned) < position.time:\n",
+        "            if newest < position.time:\n",
         "            if False:\n",
         "tests/replication/test_shipper.py",
     ),

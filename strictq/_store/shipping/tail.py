@@ -212,8 +212,8 @@ class WalTail:
     def _follows(self, header: bytes, frames: int, known: bytes, position: Position) -> bool:
         """Return whether this WAL follows the known one, and everything of that one had been captured.
 
-        Old frames behind those of the new WAL show how far the known one went: either a frame of an earlier WAL is behind the last
-        captured one, or that is still there, and the file ends with it. Otherwise the file may have been truncated.
+        Old frames behind those of the new WAL show how far the known one went: either a frame of an earlier WAL is behind the
+        last captured one, or that is still there, and the file ends with it. Otherwise the file may have been truncated.
         """
         if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
             return False
