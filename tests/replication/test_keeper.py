@@ -16,6 +16,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError, InvalidArgument, Queue
+from strictq.replication import keeper
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.keeper import ShipKeeper
 from strictq.replication.restoring import look, points_of, restore
@@ -429,6 +430,7 @@ def test_an_unexpected_error_ends_the_thread_and_another_begins(
         calls.append(1)
         raise ZeroDivisionError
 
+    monkeypatch.setattr(keeper, "BACKOFF_MAX_SECONDS", 5 * FAST)  # the rest before another thread begins
     with monkeypatch.context() as patched:
         patched.setattr(ShipKeeper, "step", broken)
         q.configure_replication(target, interval_seconds=FAST)
