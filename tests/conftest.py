@@ -60,6 +60,20 @@ for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """Let Spark, here and in programs that tests start, import the compiled modules of the installed pyspark."""
+    from tests.support.sparks import make_home
+
+    if "SPARK_HOME" in os.environ:
+        return None
+    place = tmp_path_factory.getbasetemp()
+    home = make_home((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "h")
+    if home is not None:
+        os.environ["SPARK_HOME"] = str(home)
+    return home
+
+
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues keep every lane in the tables: for tests that look into them."""
