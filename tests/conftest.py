@@ -112,36 +112,26 @@ def q(make: Opener) -> Queue:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session, with strictq registered: two cores, two tries at a task, two shuffle partitions, the fast settings.
 
-    Under xdist, one in each worker.
+    Under xdist, one in each worker. Spark's expressions are interpreted here. The programs that tests start, the pages of the
+    documentation and the examples compile them, as Spark does by default.
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java 17 or newer, and there is no java on this machine")
     from pyspark.sql import SparkSession
 
     import strictq.spark
-    from tests.support.sparks import environment, settings
+    from tests.support.sparks import INTERPRETED, environment, settings
 
     place = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(place).items():
             patch.setenv(name, value)
-        session = SparkSession.builder.appName("strictq tests").master("local[2,2]").config(map=settings(place)).getOrCreate()
+        builder = SparkSession.builder.appName("strictq tests").master("local[2,2]").config(map=settings(place) | INTERPRETED)
+        session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
         strictq.spark.register(session)
         yield session
         session.stop()
-
-
-@pytest.fixture(scope="module")
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Without compiling a class for each of so many small queries, which takes longer than running them."""
-    names = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    before = {name: spark.conf.get(name) for name in names}
-    for name, value in names.items():
-        spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value or "")
 
 
 @pytest.fixture

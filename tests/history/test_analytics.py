@@ -27,8 +27,6 @@ from tests.support.records import generate, microseconds, with_durations, write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
-
 HOUR = 3600.0
 RECORDS = generate(6_000)
 

@@ -145,7 +145,6 @@ def run(*words: object) -> Any:
     return CliRunner().invoke(app(), ["history", *map(str, words)])
 
 
-@pytest.mark.usefixtures("interpreted")
 def test_the_command_draws_an_export(spark: SparkSession, tmp_path: Path) -> None:
     out = write(generate(500), tmp_path / "out")
     done = run("plot", out, "--png", tmp_path / "png" / "here", "--json")

@@ -297,9 +297,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[strictq.Queue]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_in_one_sentence(
-    spark: SparkSession, interpreted: None, queue: strictq.Queue, tmp_path: Path, name: str
-) -> None:
+def test_a_mistake_is_refused_in_one_sentence(spark: SparkSession, queue: strictq.Queue, tmp_path: Path, name: str) -> None:
     mistake = MISTAKES[name]
     with pytest.raises(Exception, match=r".") as caught:
         mistake.do(Place(spark, queue.path, tmp_path))

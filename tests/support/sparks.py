@@ -44,6 +44,10 @@ def make_home(place: Path) -> Path | None:
     return place
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings for many small queries: to compile a class for each takes longer than to run it."""
+
+
 def environment(place: Path) -> dict[str, str]:
     """Return variables to set before the session starts: nothing leaves this machine, and workers find strictq."""
     return {
