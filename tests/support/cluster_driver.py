@@ -24,7 +24,7 @@ from strictq import Message, Queue
 from strictq.spark import BlockServer, _block_protocol
 from tests.spark import streams
 from tests.support.ledgers import Ledger, send_chains
-from tests.support.sparks import ROOT, assert_ledger, environment, ledger, settings, staged
+from tests.support.sparks import INTERPRETED, ROOT, assert_ledger, environment, ledger, settings, staged
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -465,10 +465,8 @@ def main(place: Path, home: Path, names: list[str]) -> None:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": events.as_uri(),
-        "spark.task.maxFailures": "3",
-        # Compiling a class for each of so many small queries takes longer than running them.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.task.maxFailures": "2",
+        **INTERPRETED,
     }
     spark = builder.config(map=mine).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
