@@ -101,12 +101,13 @@ def test_a_wal_that_began_again_is_told_from_one_that_was_lost(
     first.round()
     first._capture._seal_at = 1
     send(q, 1)
+    send(q, 2)
     first.round()  # seals
-    send(q, 2)  # begins the WAL again
+    send(q, 3)  # begins the WAL again, which is shorter now
     first.close()
     after = ship_once(q, target)
     assert (after.done.resumed, after.done.wholes) == (1, 0)
-    assert restored(target) == expected(1, 2)
+    assert restored(target) == expected(1, 2, 3)
 
 
 def test_seals_let_the_wal_begin_again(disk: Opener, target: Path) -> None:
