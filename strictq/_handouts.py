@@ -364,6 +364,7 @@ class Holder:
         """Record the parts of batch n of shards that can fill their share. Ack up to a number in the same transactions.
 
         Args:
+            upto: 0: ack nothing.
             wants: None: the shard only acks.
         Returns:
             The new state of all shards.

@@ -989,7 +989,7 @@ MUTATIONS = [
         "tests/replication/test_cuts.py",
     ),
     _store(
-        "a WAL that came and went is noticed",
+        "commits of a WAL that was truncated since are noticed",
         "shipping/tail.py",
         "            if not known and newest != position.time:\n",
         "            if False:\n",
@@ -1003,7 +1003,7 @@ MUTATIONS = [
         "tests/store/test_shipping.py",
     ),
     _store(
-        "a WAL that follows is told from one that was missed",
+        "a WAL that does not continue the captured one is refused",
         "shipping/tail.py",
         "        return is_older or (",
         "        return True or (",

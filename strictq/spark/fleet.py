@@ -195,7 +195,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._members.report(path, str(error.args[0]))
 
     def _again(self, at: FleetPosition, behind: Sequence[Member]) -> FleetPosition:
-        """Return the next batch as it was recorded: the queues' batches of this round, or else of the earliest, and no others."""
+        """Return the next batch as it was recorded: the queues' batches of the next round, or else of the earliest."""
         rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
             rounds |= self._members.each(chunk, lambda m: at.recorded(m.marked(self._number(at, m) + 1))[0])

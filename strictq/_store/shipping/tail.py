@@ -192,7 +192,7 @@ class WalTail:
                 raise WentBack
             known = bytes.fromhex(position.header)
             if not known and newest != position.time:
-                return False  # there was no WAL, and one that has come since may be gone again
+                return False  # there was no WAL, and one that was written since may have been truncated
             if header == known and frames >= position.frames and self._frame_header(position.frames) == position.last:
                 self._done = position.frames
             elif self._follows(header, frames, known, position):
