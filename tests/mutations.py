@@ -158,6 +158,13 @@ MUTATIONS = [
         *HOT_LANES,
     ),
     _store(
+        "rows of another process's journal are counted as they are read",
+        "hot/memory.py",
+        "            self._count(entry)\n",
+        "            pass\n",
+        *HOT_LANES,
+    ),
+    _store(
         "a lane that cools in a claim keeps its place",
         "lanes/claim.py",
         "min(head[0] - 1, last)",

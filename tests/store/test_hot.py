@@ -23,8 +23,8 @@ from strictq import Message, QueueConfig
 from strictq._sql import HOT as hot_sql
 from strictq._store import shard as shard_module
 from strictq._store.commit import writer
-from strictq._store.commit.tx import Tx
-from strictq._store.hot import cooling
+from strictq._store.commit.tx import Tx, add_acks
+from strictq._store.hot import cooling, memory
 from strictq._store.hot.journal import decoded_keys, encoded_keys
 from strictq.testing import FakeClock
 from tests.support.hot import require_agreement
@@ -341,6 +341,27 @@ def test_a_receive_beside_a_thread_that_commits_learns_from_its_memory(queue_pat
         shadows = shard_of(q)._glances._shadows
         assert shadows is not None
         assert shadows._memory.rebuilds == 0
+
+
+def test_what_another_process_acks_is_counted_once(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
+        counted.append(n)
+        return add_acks(rate, rate_at, now, n)
+
+    monkeypatch.setattr(memory, "add_acks", count)
+    with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
+        q.send_many([Message(b"", key=f"k{n % 10}") for n in range(200)])
+        for acker, reader in ((q, other), (other, q)):
+            shard_of(reader).run(lambda _tx: None)
+            counted.clear()
+            for _ in range(50):
+                for d in acker.receive(2):
+                    d.ack()
+                shard_of(reader).run(lambda _tx: None)
+            assert len(counted) == 100
+        require_agreement(q, other)
 
 
 def test_what_an_undone_transaction_counted_is_forgotten(queue_path: str) -> None:

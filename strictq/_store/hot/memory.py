@@ -121,7 +121,6 @@ class Memory:
     def _agree(self, db: apsw.Connection, totals: Totals, seen: int, top: int, gate: int) -> None:
         if self.is_behind(seen, top):
             self._catch_up(db, seen, top)
-            self._counts = False
         if self.gate != gate:
             self.forget_numbers()
             self.gate, self._counts = gate, False
@@ -217,7 +216,10 @@ class Memory:
         picked = [(lane, [row for row in lane.rows if row[ID] in some]) for lane, some in groups.items()]
         if any(len(rows) != len(groups[lane]) for lane, rows in picked):
             raise StoreCorrupt(f"row {event} of its journal names messages that are resolved", shard=self._shard)
-        self.events.append((event, kind, claim.at, len(ids), max(ids)))
+        entry = (event, kind, claim.at, len(ids), max(ids))
+        self.events.append(entry)
+        if self._counts:
+            self._count(entry)
         if kind == CLAIM:
             for lane, rows in picked:
                 if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
