@@ -26,9 +26,14 @@ except ImportError:  # pragma: no cover - Windows
 FILE_MODE: Final = 0o600
 MTIME_STEP_NS: Final = 100_000_000
 """The longest step of a file system's timestamps."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+FULL: Final = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file has reached its size limit (ulimit -f, or the file system's)",
+}
+"""Why a write has no room."""
 _LIMITS: Final = (errno.EMFILE, errno.ENFILE)
-ILL: Final = (*_FULL, *_LIMITS, errno.EIO, errno.ENOMEM)
+ILL: Final = (*FULL, *_LIMITS, errno.EIO, errno.ENOMEM)
 """Errors caused by the system's state, not by the path."""
 _IRREGULAR: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Errors of opening a symbolic link, a directory, a socket, or a FIFO without a reader."""
@@ -41,8 +46,8 @@ _CONNECTION: Final = 5
 
 def failure(what: str, error: OSError, shard: int = -1) -> StoreError:
     """Return the StoreError for an OSError."""
-    if error.errno in _FULL:
-        return StoreFull("the disk is full", shard=shard, cause=error)
+    if error.errno in FULL:
+        return StoreFull(FULL[error.errno], shard=shard, cause=error)
     if error.errno in _LIMITS:
         return out_of_descriptors(error, shard)
     return StoreError(f"{what}: {error.strerror or error}", shard=shard, cause=error)

@@ -275,6 +275,7 @@ LEAVE_DURABILITY_OUT: Final = Coded("leave_durability_out", "omit durability to 
 OPEN_READ_ONLY: Final = Coded("open_read_only", "open the queue with read_only=True")
 LOOK_READ_ONLY: Final = Coded("look_read_only", "to read only, use read_only=True")
 ONLY_APP_TABLES: Final = Coded("only_app_tables", "name your tables app_…, and do not use BEGIN, COMMIT, ATTACH or PRAGMA")
+VALUE_TOO_LARGE: Final = Coded("value_too_large", "split the value, or raise max_body_bytes")
 SQL_TOO_LONG: Final = Coded("sql_too_long", "add an index, or split the statement")
 USE_TX_METHODS: Final = Coded(
     "use_tx_methods",

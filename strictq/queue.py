@@ -419,6 +419,9 @@ class Queue:
         0 and has the reason. `prepare` and `process` are the durations that workers learned. `breakers` lists workers that are
         paused because most of their handlers failed.
 
+        Raises:
+            StoreError: a shard cannot be read now, although it is not quarantined.
+
         Examples:
             >>> q = strictq.open(":memory:")
             >>> _ = q.send(b"paid", key="order-1")

@@ -285,8 +285,8 @@ MUTATIONS = [
     _store(
         "distrust after a failed sync",
         "commit/writer.py",
-        "            self._note(e)\n            self._distrust_connection()\n            if isinstance(e, apsw.FullError)",
-        "            self._distrust_connection()\n            if isinstance(e, apsw.FullError)",
+        "            self._note(e)\n            self._distrust_connection()\n            if full",
+        "            self._distrust_connection()\n            if full",
         "tests/faults/test_faults.py::test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut",
     ),
     _store(

@@ -372,16 +372,17 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
 @contextmanager
 def _opened(path: Path, *, read_only: bool = False, fresh: bool = False) -> Iterator[apsw.Connection]:
     check_file(path, -1, writing=not read_only)
+    db = None
     try:
         db = connect_catalog(str(path), read_only=read_only, fresh=fresh)
-        try:
-            yield db
-        finally:
-            db.close()
+        yield db
     except apsw.ReadOnlyError as e:
         raise StoreError("queue.db can't be written", shard=-1, cause=e, hint=hints.OPEN_READ_ONLY) from e
     except apsw.Error as e:
-        raise translate(e, -1) from e
+        raise translate(e, -1, db) from e
+    finally:
+        if db is not None:
+            db.close()
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class Shard:
                 self.wal.drop_torn(db)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
                 self._suspects = None
-                self._guard = Guard(db)
+                self._guard = self._guarded(db)
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self.wal.write_again(db)
                 if host.migrating:
@@ -125,9 +125,9 @@ class Shard:
             return db
         except apsw.Error as e:
             error = translate(e, self.number)
-            if isinstance(e, apsw.CantOpenError) and host.read_only:
+            if isinstance(e, apsw.CantOpenError) and host.read_only and (missing := self._missing()):
                 error = StoreError(
-                    "its -shm file is missing, and it cannot be created in a read-only directory",
+                    f"its {missing} file is missing, and it cannot be created in a read-only directory",
                     shard=self.number, cause=e, hint=hints.OPEN_WRITABLE,
                 )  # fmt: skip
             if isinstance(error, StoreCorrupt | SchemaMismatch):
@@ -138,6 +138,11 @@ class Shard:
             raise
         except OSError as e:
             raise files.failure("it can't be opened", e, self.number) from e
+
+    def _missing(self) -> str | None:
+        """Return which of the files that SQLite creates beside the database is missing, or None."""
+        assert self.path is not None
+        return next((part for part in ("-shm", "-wal") if not self.path.with_name(self.path.name + part).exists()), None)
 
     def _repair(self) -> None:
         """Repair the effects of a foreign checkpoint, if there was one."""
@@ -393,7 +398,7 @@ class Shard:
         if self.path is None:
             self.require()
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
-        return self.look(lambda db: self._query(db, Guard(db), sql, params), hot=None)
+        return self.look(lambda db: self._query(db, self._guarded(db), sql, params), hot=None)
 
     def look(self, look: Callable[[apsw.Connection], T], *, hot: bool | None = True) -> T:
         """Run a long read, on a connection that no writer waits for.
@@ -407,6 +412,9 @@ class Shard:
         if self._reader.db is None:
             self._writer.require_outside()
         return self._reader.look(look, shadows=hot)
+
+    def _guarded(self, db: apsw.Connection) -> Guard:
+        return Guard(db, lambda: self._host.settings[0].max_body_bytes)
 
     @staticmethod
     def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Any) -> Rows:

@@ -23,6 +23,7 @@ from .._errors import (
     QueueClosed,
     QueueNotFound,
     ReadOnlyQueue,
+    StoreBusy,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -241,9 +242,14 @@ class Store(Settings):
     def _open_shards(self) -> None:
         if len(self.shards) <= EAGER_SHARDS:
             for shard in self.shards:
-                # A damaged shard is quarantined, and the others serve. A busy one is opened later.
-                with suppress(StoreError):
+                try:
                     shard.open()
+                except StoreBusy:
+                    pass  # it is opened later
+                except StoreError:
+                    # A damaged shard is quarantined, and the others serve. A reader has no use for one that it cannot read.
+                    if self.read_only and shard.failed is None:
+                        raise
             if not self.read_only:
                 with suppress(StrictqError):
                     self.forward()

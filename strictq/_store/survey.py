@@ -105,6 +105,8 @@ def _shard_stats(store: Store, shard: Shard) -> ShardStats:
         empties = store.unwritten_empties(shard.number)
         return shard.look(lambda db: inspect.stats(db, shard.range, store.time, shard.path, empties))
     except StoreError as e:
+        if shard.failed is None:
+            raise  # its counts are unknown, not 0
         zeros: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
         return ShardStats(
             shard=shard.number, hash_lo=shard.range.bounds[0], hash_hi=shard.range.bounds[1], **zeros,

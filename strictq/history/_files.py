@@ -6,7 +6,6 @@ between two others is detected. The oldest files may be deleted.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -67,9 +66,7 @@ def writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise ExportError(
-            f"{path} can't be written: {e.strerror or e}", str(path), transient=e.errno in (errno.ENOSPC, errno.EDQUOT)
-        ) from e
+        raise ExportError(f"{path} can't be written: {e.strerror or e}", str(path), transient=e.errno in files.FULL) from e
 
 
 @contextmanager

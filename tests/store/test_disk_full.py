@@ -6,6 +6,8 @@ database's pages is used instead.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +17,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, StoreFull
+from strictq import _files as files
 from strictq._store.disk import layout
 from strictq._store.disk import reserve as reserve_file
 from tests.support.internals import at_rest, connection_of, shard_of, store_of, writer_of
@@ -474,3 +477,63 @@ def test_the_wal_of_a_failed_commit_is_not_read(make: Callable[..., Queue], smal
     with make() as other:
         assert other.stats().depth == 2 + taken
     assert q.stats().depth == 2 + taken
+
+
+LIMITED = """
+import resource, sys
+import strictq
+
+path, durability, verb = sys.argv[1:]
+q = strictq.open(path, durability=durability, shards=1)
+q.app_schema("CREATE TABLE IF NOT EXISTS app_t (x INTEGER PRIMARY KEY, y BLOB) STRICT")
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+
+
+def send():
+    if verb == "send":
+        q.send(bytes(5000), "k")
+    elif verb == "send_many":
+        q.send_many([strictq.Message(bytes(2500), key="k"), strictq.Message(bytes(2500), key="l")])
+    else:
+        with q.transaction(key="k") as tx:
+            tx.send(bytes(2500), key="k")
+            tx.execute("INSERT OR REPLACE INTO app_t VALUES (1, zeroblob(2500))")
+
+
+sent = 0
+try:
+    while True:
+        send()
+        sent += 1
+except strictq.StoreFull as e:
+    assert e.transient and "size limit" in str(e), e
+except strictq.OutcomeUnknown as e:
+    sys.exit(f"a write without room is not an unknown outcome: {e}")
+depth = q.stats().depth
+assert depth == sent * (2 if verb == "send_many" else 1), (depth, sent)
+got = 0
+while batch := q.receive(1):
+    batch[0].ack()
+    got += 1
+assert got == depth, "consumers can drain"
+q.close()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+with strictq.open(path) as q:
+    assert q.check() == []
+    assert q.stats().depth == 0
+    send()
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "full"])
+@pytest.mark.parametrize("verb", ["send", "send_many", "transaction"])
+def test_a_file_that_may_not_grow_is_like_a_full_disk(tmp_path: Path, durability: str, verb: str) -> None:
+    """SQLite reports it as a failed write, and only the system's error number tells it from a broken disk."""
+    run_python(LIMITED, tmp_path / "queue", durability, verb)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_each_way_of_having_no_room_is_a_full_store(code: int) -> None:
+    error = files.failure("it can't be written", OSError(code, os.strerror(code)))
+    assert isinstance(error, StoreFull)
+    assert error.transient

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue
+from strictq._config import BODY_BYTES_MAX
 from strictq._sql import CATALOG, CHECK, CLAIM, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, repeat
 from strictq._store.commit import app_database
 from tests.support.internals import at_rest, connection_of, shard_of
@@ -103,6 +105,7 @@ REFUSED = [
     "WITH app_x AS (SELECT * FROM message) SELECT * FROM app_x",
     "SELECT * FROM app_t WHERE x IN (SELECT seq FROM message)",
     "SELECT * FROM sqlite_schema",
+    "SELECT count(*) FROM sqlite_schema",
     "SELECT * FROM sqlite_master",
     "SELECT * FROM temp.sqlite_schema",
     "SELECT * FROM sqlite_temp_schema",
@@ -153,6 +156,61 @@ def test_what_programs_may_not_do(used: Queue, sql: str, tmp_path: Path) -> None
     assert connection_of(used).pragma("synchronous") == 1
     assert connection_of(used).pragma("journal_mode") == "wal"
     assert used.check() == []
+
+
+NAMES = "SELECT name FROM main.sqlite_schema WHERE type IN ('table', 'view') UNION SELECT name FROM temp.sqlite_temp_schema"
+
+
+def test_programs_learn_nothing_about_any_table_of_the_engine(disk: Opener) -> None:
+    """Not even how many rows it has: SQLite asks about such a statement with the table's name alone."""
+    q = disk()
+    q.app_schema("CREATE TABLE app_t (x INTEGER PRIMARY KEY, y TEXT) STRICT")
+    fill(q, "k", 3)
+    q.receive(1)
+    assert q.stats().in_flight == 1, "a look, which makes the temporary tables of hot lanes"
+    names = {row[0] for row in shard_of(q).look(lambda db: list(db.execute(NAMES)))} - {"app_t"}
+    assert names >= {"message", "inbox", "journal", "counted", "handout", "hot_lane"}
+    for name in sorted(names):
+        for sql in (f"SELECT count(*) FROM {name}", f"SELECT 1 FROM {name} LIMIT 1", f"SELECT * FROM {name}"):
+            with pytest.raises(InvalidArgument):
+                q.query(sql)
+            with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+                tx.execute(sql)
+    assert q.query("WITH mine(i) AS (VALUES (1), (2)) SELECT count(*) FROM mine") == [(2,)]
+
+
+HUGE = [
+    "SELECT randomblob(1000000000)",
+    "SELECT zeroblob(1000000000)",
+    "SELECT length(hex(zeroblob(400000000)))",
+    "SELECT printf('%.*c', 900000000, 'x')",
+    "SELECT replace(hex(zeroblob(1000000)), '0', hex(zeroblob(1000)))",
+    "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 2000) SELECT group_concat(hex(zeroblob(100000)), '') FROM n",
+    "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 900) SELECT json_group_array(hex(zeroblob(100000))) FROM n",
+    "WITH n(s) AS (VALUES ('x') UNION ALL SELECT s || s FROM n WHERE length(s) < 900000000) SELECT max(length(s)) FROM n",
+]
+
+
+@pytest.mark.parametrize("sql", HUGE)
+def test_a_value_of_a_programs_sql_is_bounded(used: Queue, sql: str) -> None:
+    with pytest.raises(InvalidArgument, match="larger than 67,108,864 bytes"):
+        used.query(sql)
+    with pytest.raises(InvalidArgument, match="larger than 67,108,864 bytes"), used.transaction(key="k") as tx:
+        tx.execute(sql)
+    assert at_rest(used)
+    assert connection_of(used).limit(apsw.SQLITE_LIMIT_LENGTH) >= BODY_BYTES_MAX, "the engine is not bounded"
+
+
+def test_a_body_fits_into_a_programs_table_whatever_its_size(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_database, "VALUE_BYTES_MAX", 1024)
+    q = disk(max_body_bytes=3_000_000)
+    q.app_schema("CREATE TABLE app_body (x BLOB) STRICT")
+    body = bytes(3_000_000)
+    with q.transaction(key="k") as tx:
+        tx.execute("INSERT INTO app_body VALUES (?)", (body,))
+    assert q.query("SELECT x FROM app_body") == [(body,)]
+    with pytest.raises(InvalidArgument, match="larger than"), q.transaction(key="k") as tx:
+        tx.execute("INSERT INTO app_body VALUES (zeroblob(?))", (len(body) + 2_000_000,))
 
 
 REFUSED_SCHEMA = [

@@ -25,7 +25,7 @@ import pytest
 import strictq
 from strictq import Delivery, Message, Queue, StrictqError
 from strictq._store.commit import checkpoint
-from strictq._store.store import Store
+from strictq._store.store import EAGER_SHARDS, Store
 from strictq.testing import FakeClock
 from tests.support.internals import at_rest, connection_of, shard_of, store_of, tamper, writer_of
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, seqs, shard_file
@@ -410,21 +410,36 @@ def read_only_directory(disk: Opener) -> Iterator[Callable[[], None]]:
         unmounted(place)
 
 
-def test_a_read_only_medium_without_shm_says_what_to_do(disk: Opener, read_only_directory: Callable[[], None]) -> None:
+@pytest.mark.parametrize("missing", ["-shm", "-wal"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_read_only_medium_without_shm_says_what_to_do(
+    disk: Opener, read_only_directory: Callable[[], None], shards: int, missing: str
+) -> None:
     """SQLite can't create the -shm, and its immutable mode would miss what is in the WAL."""
-    q = disk()
+    q = disk(shards=shards)
     fill(q, "k", 3)
     q.close()
-    Path(f"{shard_file(disk.path)}-shm").unlink()
+    Path(f"{shard_file(disk.path, shards - 1)}{missing}").unlink()
     read_only_directory()
-    q = disk.open(read_only=True, durability=None)
-    with pytest.raises(strictq.StoreError) as caught:
-        q.peek("k")
+    with pytest.raises(strictq.StoreError, match=missing) as caught:
+        disk.open(read_only=True, durability=None)
     assert not isinstance(caught.value, strictq.StoreCorrupt), "nothing is damaged"
     assert caught.value.hint
     with pytest.raises(StrictqError) as refused:
         disk.open(durability=None)
     assert "read_only" in refused.value.hint
+
+
+def test_a_shard_that_cannot_be_read_is_not_counted_as_empty(disk: Opener, read_only_directory: Callable[[], None]) -> None:
+    """So many shards are not opened with the queue."""
+    shards = EAGER_SHARDS + 1
+    q = disk(shards=shards)
+    fill(q, "k", 3)
+    q.close()
+    Path(f"{shard_file(disk.path, shards - 1)}-shm").unlink()
+    read_only_directory()
+    with disk.open(read_only=True, durability=None) as q, pytest.raises(strictq.StoreError, match="-shm"):
+        q.stats()
 
 
 def test_a_read_only_medium_with_shm_is_readable_or_says_why(disk: Opener, read_only_directory: Callable[[], None]) -> None:

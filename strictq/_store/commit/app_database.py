@@ -2,13 +2,14 @@
 
 An authorizer checks every statement while it is prepared and permits access to `app_*` tables only: no transactions, no ATTACH,
 no PRAGMA, none of the engine's tables. Program statements bypass the statement cache in both directions: a cached statement of
-the engine with the same text would run unchecked. A progress handler interrupts statements that run too long.
+the engine with the same text would run unchecked. A progress handler interrupts statements that run too long, and a limit bounds
+the size of each value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -16,17 +17,23 @@ import apsw
 
 from ... import _hints as hints
 from ..._errors import InvalidArgument
-from ..._sql import SHARD_SCHEMA
+from ..._sql import FORMAT_2, HOT, SHARD_SCHEMA
 
 PREFIX: Final = "app_"
 STEPS_MAX: Final = 20_000_000
 """Virtual-machine steps of one program statement: about a second."""
 _STEP_BLOCK: Final = 10_000
+VALUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The size of a value or a row in a program's SQL, unless bodies may be larger. One step can make a value of any size."""
+_ROW_BYTES: Final = 1024 * 1024
+"""The room beside a body in a row of a program's table."""
 
 _READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
 _ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 _TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
-_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", SHARD_SCHEMA))
+_OUR_TABLES: Final = set(
+    re.findall(r"CREATE (?:TEMP )?(?:TABLE|VIEW) (\w+)", "\n".join((SHARD_SCHEMA, FORMAT_2, HOT.make_shadows, HOT.show_shadows)))
+)
 _ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
 _SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}
 _DDL_NAMED_FIRST: Final = {
@@ -38,15 +45,20 @@ _FORBIDDEN_FUNCTIONS: Final = {"load_extension", "writefile", "readfile", "edit"
 
 
 _MISTAKES: Final = (
-    apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.BindingsError, apsw.TooBigError,
+    apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.BindingsError,
 )  # fmt: skip
 
 
 class Guard:
-    """The authorizer of one connection. It allows everything until a program's SQL runs."""
+    """The authorizer of one connection. It allows everything until a program's SQL runs.
 
-    def __init__(self, db: apsw.Connection) -> None:
+    Args:
+        body_bytes_max: returns the size that bodies may have.
+    """
+
+    def __init__(self, db: apsw.Connection, body_bytes_max: Callable[[], int]) -> None:
         self._db = db
+        self._body_bytes_max = body_bytes_max
         self._mode = ""
         self._steps = 0
         db.authorizer = self._authorize
@@ -56,8 +68,10 @@ class Guard:
         """Run a program's SQL in this block. `mode` is "read", "write" or "schema".
 
         Raises:
-            InvalidArgument: the SQL is not permitted, failed, or took too many steps.
+            InvalidArgument: the SQL is not permitted, failed, made too large a value, or took too many steps.
         """
+        bytes_max = max(VALUE_BYTES_MAX, self._body_bytes_max() + _ROW_BYTES)
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, bytes_max)
         self._mode = mode
         self._steps = 0
         self._db.set_progress_handler(self._progress, _STEP_BLOCK)
@@ -70,10 +84,15 @@ class Guard:
             ) from None
         except apsw.InterruptError:
             raise InvalidArgument(f"this SQL took more than {STEPS_MAX:,} steps", hint=hints.SQL_TOO_LONG) from None
+        except apsw.TooBigError:
+            raise InvalidArgument(
+                f"a value or row of this SQL is larger than {bytes_max:,} bytes", hint=hints.VALUE_TOO_LARGE
+            ) from None
         except _MISTAKES as e:
             raise InvalidArgument(f"the program's SQL failed: {e}") from e
         finally:
             self._mode = ""
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
             self._db.set_progress_handler(None, 0)
 
     def _progress(self) -> bool:

@@ -11,12 +11,12 @@ import apsw
 
 from ... import _files as files
 from ..._clock import Clock
-from ..._errors import StoreBusy, StoreCorrupt, StoreError
+from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
 from ..._observe import logger
 from ..._sql import SHARD
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
-from .connection import Durability, LockWait, at_once, failed_sync, leak, translate
+from .connection import Durability, LockWait, at_once, failed_sync, leak, no_room, translate
 from .tx import Totals
 from .writer import Writer
 
@@ -296,8 +296,9 @@ class ShardWal:
         except apsw.Error as e:
             if failed_sync(e):
                 self._writer.distrust()
-            self.stuck = isinstance(e, apsw.FullError)
-            raise translate(e, self._shard) from e
+            ours = translate(e, self._shard, self._checkpointer)
+            self.stuck = isinstance(ours, StoreFull)
+            raise ours from e
 
     def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:
         assert self._checkpointer is not None
@@ -322,8 +323,11 @@ class ShardWal:
                 if wal_file.has_header(self._path):
                     with at_once(db):
                         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except (apsw.BusyError, apsw.FullError):
-                pass  # another program reads it, or the disk has no room
+            except apsw.BusyError:
+                pass  # another program reads it
+            except (apsw.FullError, apsw.IOError) as e:
+                if not no_room(e, db):
+                    raise
             else:
                 self._emptied = True  # the mark may still say that there were frames: see `mark_empty`
                 return

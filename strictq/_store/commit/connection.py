@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -225,8 +226,12 @@ For a value of a type that SQLite does not have, apsw would raise TypeError, as 
 """
 
 
-def translate(error: BaseException, shard: int) -> BaseException:
-    """Return strictq's error for one of SQLite's, chosen by class and never by text. Return other errors unchanged."""
+def translate(error: BaseException, shard: int, db: apsw.Connection | None = None) -> BaseException:
+    """Return strictq's error for one of SQLite's, chosen by class and never by text. Return other errors unchanged.
+
+    Args:
+        db: the open connection that raised it, which knows why a write failed.
+    """
     if isinstance(error, (*UNBINDABLE, apsw.BindingsError, apsw.TooBigError)):
         return InvalidArgument(
             f"a value can't be bound to a statement: {error}; nothing was changed",
@@ -240,6 +245,8 @@ def translate(error: BaseException, shard: int) -> BaseException:
         return StoreCorrupt("a page is damaged: its checksum is wrong", shard=shard, cause=error)
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
         return StoreFull("the disk is full", shard=shard, cause=error)  # the -shm could not grow
+    if full := no_room(error, db):
+        return StoreFull(full, shard=shard, cause=error)
     if isinstance(error, apsw.CantOpenError | apsw.IOError):
         try:
             files.require_descriptors()  # SQLite does not report this as the reason
@@ -256,10 +263,21 @@ def translate(error: BaseException, shard: int) -> BaseException:
 _CLASSES: Final[tuple[tuple[type[apsw.Error], type[StoreError]], ...]] = (
     (apsw.BusyError, StoreBusy),
     (apsw.LockedError, StoreBusy),
-    (apsw.FullError, StoreFull),
     (apsw.CorruptError, StoreCorrupt),
     (apsw.NotADBError, StoreCorrupt),
 )
+
+
+def no_room(error: BaseException, db: apsw.Connection | None) -> str | None:
+    """Return why a write had no room; None: it failed otherwise.
+
+    SQLite has a class for a full disk only. For a quota and for a file that may not grow, it reports a failed write.
+    """
+    if isinstance(error, apsw.FullError):
+        return files.FULL[errno.ENOSPC]
+    if db is None or getattr(error, "extendedresult", 0) != apsw.SQLITE_IOERR_WRITE:
+        return None
+    return files.FULL.get(db.system_errno)
 
 
 def failed_sync(error: BaseException) -> bool:

@@ -36,7 +36,7 @@ from ..._types import Event
 from ..disk.wal_file import UNSYNCED_MAX
 from ..topology import Range
 from .calls import Call, Operation, is_mine, whoami
-from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, translate
+from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, no_room, translate
 from .group_commit import Grouping
 from .tx import COUNTED, RARE, Totals, Tx
 
@@ -262,13 +262,15 @@ class Writer:
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
         """Return the error for a failed single-statement transaction. SQLite has rolled it back, unless its COMMIT failed."""
-        if isinstance(error, apsw.IOError | apsw.NoMemError) and not _failed_reading(error):
+        full = no_room(error, self._db)
+        if isinstance(error, apsw.IOError | apsw.NoMemError) and not full and not _failed_reading(error):
             self._note(error)
             self._distrust_connection()
             return OutcomeUnknown(f"COMMIT failed: {error}", shard=self._shard, cause=error)
-        if isinstance(error, apsw.FullError):
+        ours = self._failed(error)
+        if full:
             self._distrust_connection()
-        return self._failed(error)
+        return ours
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection. For short reads only."""
@@ -424,7 +426,7 @@ class Writer:
             if tx.hot is not None:
                 tx.hot.undone(tx.db)
             del tx.events[events:]
-            call.error = translate(e, self._shard)
+            call.error = translate(e, self._shard, tx.db)
 
     def _begin(self, synced: bool = True) -> Tx:
         host = self._host
@@ -537,11 +539,12 @@ class Writer:
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)
+            full = no_room(e, tx.db)
             self._note(e)
             self._distrust_connection()
-            if isinstance(e, apsw.FullError):
-                # ENOSPC comes from writing frames, before the commit frame is complete.
-                raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
+            if full:
+                # It comes from writing frames, before the commit frame is complete.
+                raise StoreFull(full, shard=self._shard, cause=e) from e
             raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
         except BaseException:
             # Interrupted before the COMMIT or after it; otherwise only an SQLite error ends the transaction.
@@ -598,7 +601,7 @@ class Writer:
 
     def _failed(self, error: Exception) -> BaseException:
         self._note(error)
-        ours = translate(error, self._shard)
+        ours = translate(error, self._shard, self._db)
         if isinstance(ours, StoreCorrupt):
             self._distrust_connection()
             self._host.quarantine(self._shard, ours)
