@@ -114,3 +114,14 @@ def test_each_folder_belongs_to_a_part() -> None:
 
 def test_the_modules_to_begin_with_are_there() -> None:
     assert [name for name in timekeeping.LONG_FIRST if not (timekeeping.TESTS / name).exists()] == []
+
+
+def test_only_ci_judges_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine may be slower, or busy."""
+    times = timekeeping.Times()
+    times.modules["tests/worker/test_slow.py"] = 1e6
+    monkeypatch.delenv(timekeeping.BUDGETS, raising=False)
+    assert "budget" not in "\n".join(times.table()).lower()
+    monkeypatch.setenv(timekeeping.BUDGETS, "1")
+    assert re.search(r"^worker +1000000 +300  OVER ITS BUDGET$", "\n".join(times.table()), re.MULTILINE)
+    assert timekeeping.BUDGETS in (ROOT / ".ci" / "run").read_text()

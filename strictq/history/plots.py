@@ -61,18 +61,20 @@ FINE: Final = (
 STAGES: Final = ("prepare", "process")
 
 
-def plot_ages(rows: Rows, title: str = "Age of messages when they ended") -> Figure:
+def plot_ages(rows: Rows, title: str = "Age of messages when they ended", *, window_seconds: float | None = None) -> Figure:
     """Plot each percentile of `analytics.ages` or `analytics.first_attempt_ages` over time, on a logarithmic scale.
 
     Windows without messages are gaps.
 
+    Args:
+        window_seconds: as given to `analytics`; None: the shortest distance of two rows, or 1 hour if there are fewer.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
     """
     found = _collected(rows, "window_start")
     names = [name for name in (found[0] if found else {}) if re.fullmatch(r"p[\d_]+_seconds", name)]
     figure, (axes,) = _figure(title)
-    width = _width(found)
+    width = _width(found, window_seconds)
     for n, name in enumerate(sorted(names, key=_percentile)):
         shade = SHADES[min(n, len(SHADES) - 1)]
         label = f"p{_percentile(name):g}"
@@ -86,15 +88,17 @@ def plot_ages(rows: Rows, title: str = "Age of messages when they ended") -> Fig
     return figure
 
 
-def plot_throughput(rows: Rows, title: str = "Messages that ended") -> Figure:
+def plot_throughput(rows: Rows, title: str = "Messages that ended", *, window_seconds: float | None = None) -> Figure:
     """Plot the messages per second of `analytics.throughput` over time.
 
+    Args:
+        window_seconds: as for `plot_ages`.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
     """
     found = _collected(rows, "window_start", "messages_per_second")
     figure, (axes,) = _figure(title)
-    width = _width(found)
+    width = _width(found, window_seconds)
     at, values = _steps(found, "messages_per_second", width)
     axes.fill_between(at, values, step="post", color=COLORS["acked"], alpha=0.25, lw=0)
     axes.step(at, values, where="post", color=COLORS["acked"], lw=1.5)
@@ -104,16 +108,18 @@ def plot_throughput(rows: Rows, title: str = "Messages that ended") -> Figure:
     return figure
 
 
-def plot_outcomes(rows: Rows, title: str = "How messages ended") -> Figure:
+def plot_outcomes(rows: Rows, title: str = "How messages ended", *, window_seconds: float | None = None) -> Figure:
     """Plot `analytics.outcomes`: the share of messages that were not acked, by outcome, and below it the retries per message.
 
+    Args:
+        window_seconds: as for `plot_ages`.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
     """
     bad = ("rejected", "poison", "expired", "dropped", "purged")
     found = _collected(rows, "window_start", "messages", *bad, "retries")
     figure, (above, below) = _figure(title, rows=2)
-    width = _width(found)
+    width = _width(found, window_seconds)
     present = [name for name in bad if any(row[name] for row in found)]
     floor = [0.0] * (len(found) + 1)
     for name in present:
@@ -188,12 +194,16 @@ def save_plots(
         raise InvalidArgument("pictures in the export's directory would stop the next export", hint=hints.ANOTHER_DIRECTORY)
     history = analytics.read(spark, out)
     figures: dict[str, Callable[[], Figure | None]] = {
-        "ages": lambda: plot_ages(analytics.ages(history, window_seconds), "Age of messages when acked"),
-        "first-attempt-ages": lambda: plot_ages(
-            analytics.first_attempt_ages(history, window_seconds), "Age of messages at their first attempt"
+        "ages": lambda: plot_ages(
+            analytics.ages(history, window_seconds), "Age of messages when acked", window_seconds=window_seconds
         ),
-        "throughput": lambda: plot_throughput(analytics.throughput(history, window_seconds)),
-        "outcomes": lambda: plot_outcomes(analytics.outcomes(history, window_seconds)),
+        "first-attempt-ages": lambda: plot_ages(
+            analytics.first_attempt_ages(history, window_seconds),
+            "Age of messages at their first attempt",
+            window_seconds=window_seconds,
+        ),
+        "throughput": lambda: plot_throughput(analytics.throughput(history, window_seconds), window_seconds=window_seconds),
+        "outcomes": lambda: plot_outcomes(analytics.outcomes(history, window_seconds), window_seconds=window_seconds),
         "durations": lambda: _durations(history),
     }
     place.mkdir(parents=True, exist_ok=True)
@@ -240,8 +250,10 @@ def _utc(at: datetime) -> datetime:
     return at.astimezone(UTC)  # Spark returns local times without a zone
 
 
-def _width(rows: list[dict[str, Any]]) -> timedelta:
-    """Return the length of a window, derived from the rows."""
+def _width(rows: list[dict[str, Any]], seconds: float | None) -> timedelta:
+    """Return the length of a window, derived from the rows if it is not given."""
+    if seconds is not None:
+        return timedelta(seconds=seconds)
     starts = sorted(row["window_start"] for row in rows)
     return min((b - a for a, b in pairwise(starts)), default=timedelta(hours=1))
 

@@ -58,9 +58,11 @@ def log_run(event: Event) -> None:
 
 
 def attempt_of(event: WorkerEvent) -> str:
-    """Format the attempt and its limit. A queue with retry_for_seconds may exceed its max_attempts."""
-    limit = event.max_attempts
-    return f"attempt {event.attempt}" if limit is None or event.attempt > limit else f"attempt {event.attempt}/{limit}"
+    """Format the attempt, and its limit unless a further one follows all the same, as in a queue with retry_for_seconds."""
+    limit, again = event.max_attempts, event.wait_seconds is not None
+    if limit is None or event.attempt > limit or (again and event.attempt == limit):
+        return f"attempt {event.attempt}"
+    return f"attempt {event.attempt}/{limit}"
 
 
 def next_try(seconds: float) -> str:

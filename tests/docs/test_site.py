@@ -108,6 +108,14 @@ def every_page_is_there_and_in_the_navigation(pages: dict[str, str]) -> None:
     assert "howto/brand-new.html" in reachable
 
 
+def no_folder_has_two_sections(pages: dict[str, str]) -> None:
+    titles = re.findall(r'<(?:label|a|span) class="md-nav__title"[^>]*>(.*?)</', pages["index.html"], re.DOTALL)
+    sections = [re.sub(r"<[^>]*>|\s", "", title).lower() for title in titles]
+    named = [section for section in sections if section and section != "tableofcontents"]
+    assert {"howto", "reference", "explanation"} <= set(named)
+    assert len(named) == len(set(named)), named
+
+
 def links_out_of_the_documentation_are_text(pages: dict[str, str]) -> None:
     new = pages["howto/brand-new.html"]
     assert 'the README, code and <a href="worker.html">another page</a>' in new

@@ -75,6 +75,18 @@ def test_throughput_is_a_step_line_to_the_end_of_the_last_window() -> None:
     assert axes.get_ylim()[0] == 0.0
 
 
+@pytest.mark.parametrize("numbers", [(0,), (0, 30)], ids=["one", "far apart"])
+def test_windows_without_neighbours_are_drawn_where_they_are(numbers: tuple[int, ...]) -> None:
+    """Their length is unknown to the rows; a minute, not an hour, and not the distance of the two."""
+    minute = timedelta(minutes=1)
+    rows = [{"window_start": MIDNIGHT + n * minute, "p50_seconds": 1.0, "messages_per_second": 1.0} for n in numbers]
+    (axes,) = plots.plot_ages(rows, window_seconds=60.0).axes
+    drawn = [at for line in axes.lines for at in line.get_xdata()]
+    assert drawn == [row["window_start"] + minute / 2 for row in rows]
+    (axes,) = plots.plot_throughput(rows, window_seconds=60.0).axes
+    assert list(axes.lines[0].get_xdata()) == [*(row["window_start"] for row in rows), rows[-1]["window_start"] + minute]
+
+
 def test_outcomes_are_shares() -> None:
     none = [0, 0, 0]
     ends = {"rejected": [1, 0, 0], "poison": none, "expired": [4, 0, 1], "dropped": none, "purged": none}

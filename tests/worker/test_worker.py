@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections import defaultdict
@@ -715,6 +716,27 @@ def test_problems_are_logged_with_key_seq_and_token(make: Any, caplog: pytest.Lo
     assert record.strictq["token"] > 0  # type: ignore[attr-defined]
     assert "no paper" in record.getMessage()
     assert __file__ in record.getMessage(), "where it happened"
+
+
+def test_an_attempt_that_is_not_the_last_is_not_shown_as_the_last(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """max_attempts alone does not end the attempts of a queue with retry_for_seconds."""
+    q = make(max_attempts=2, retry_for_seconds=3600.0)
+    q.send(b"", key="k")
+    attempts: list[int] = []
+
+    def process(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt < 4:
+            raise ValueError("no paper")
+
+    Worker(q, process).run(drain=True)
+    assert attempts == [1, 2, 3, 4]
+    said = [r.getMessage() for r in caplog.records if r.name == "strictq.worker"]
+    assert [re.findall(r" (attempt \S+): .*; next try at ", text) for text in said] == [
+        ["attempt 1/2"],
+        ["attempt 2"],
+        ["attempt 3"],
+    ]
 
 
 def test_each_change_is_one_record_at_debug(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
