@@ -363,6 +363,8 @@ class ReplicaReport(Report):
         points: number of states that can be restored.
         oldest_at, newest_at: times of the first and the last state, seconds since 1970; None if there is none.
         newest: the number of the last state.
+        missing: the number of a missing or damaged segment, without which the target's newest state can't be restored; None: it
+            can be, according to the segments' headers.
     """
 
     target: str
@@ -374,6 +376,7 @@ class ReplicaReport(Report):
     oldest_at: float | None
     newest_at: float | None
     newest: int | None
+    missing: int | None = None
 
 
 @attrs.frozen

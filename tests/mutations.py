@@ -1168,6 +1168,20 @@ MUTATIONS = [
         ("tests/replication/test_target.py",),
     ),
     Mutation(
+        "a missing segment loses the states that need it",
+        "strictq/replication/chain.py",
+        "            yield Point(hole, base, x, wall, lost)\n",
+        "            base, lost = 0, None\n",
+        ("tests/replication/test_restoring.py",),
+    ),
+    Mutation(
+        "the newest state is not replaced by an older one",
+        "strictq/replication/restoring.py",
+        "    if point.lost is not None:\n",
+        "    if point.lost is not None and (point := [*points(target)][-1]) is None:\n",
+        ("tests/replication/test_restoring.py",),
+    ),
+    Mutation(
         "a segment follows the one before",
         "strictq/replication/restoring.py",
         "header.prev != before",

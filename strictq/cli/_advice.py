@@ -58,6 +58,7 @@ WORDS: Final[dict[str, str]] = {
     "certificate_of_replica": "use --authority FILE with the authority of the replica's certificate, which must name its host",
     "replica_runs": "check that strictq replica runs there and that its port can be reached; shipping then resumes",
     "points_are": "list the states that can be restored: strictq replicas {target} --points",
+    "cut_before": "the newest state before it is of {at}: restore it with --cut {cut}",
     "choose_cut": "choose one by its number: --cut {cut}",
     "configure_again": "replicate again, to this or another target: strictq replicate QUEUE --to TARGET",
     "not_confirmed": (

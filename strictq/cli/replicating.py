@@ -158,7 +158,10 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
 def replicas(target: str, points: bool, as_json: bool) -> int:
     """Show which queue a replica belongs to, and the range of times that can be restored.
 
-    Exit code 0: at least one state can be restored. 1: none can, or the replica cannot be read. 2: there is no replica.
+    Reads the headers of all segments, which shows missing segments. `strictq restore` also verifies their contents.
+
+    Exit code 0: the newest state can be restored. 1: a segment that it needs is missing or damaged, there is no state, or the
+    replica cannot be read. 2: there is no replica.
     """
     from strictq.replication.restoring import look, points_of
 
@@ -174,9 +177,11 @@ def replicas(target: str, points: bool, as_json: bool) -> int:
         print(f"{many(found.segments, 'segment')}, {size(found.stored_bytes)}, {many(found.points, 'state')}")
         if found.oldest_at is not None and found.newest_at is not None:
             print(f"from {utc(found.oldest_at)} to {utc(found.newest_at)}")
+        if found.missing is not None:
+            print(f"the newest state cannot be restored: segment {found.missing} is missing or damaged")
         if points:
             listing(("segment", "at"), [(f"{n}", utc(at)) for n, at in states], right=("segment",))
-    return OK if found.points else WRONG
+    return OK if found.points and found.missing is None else WRONG
 
 
 @command(EXAMPLES["restore"])

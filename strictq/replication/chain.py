@@ -1,4 +1,4 @@
-"""The restorable states of the segments at a target."""
+"""The states of a queue in the segments at a target: those that can be restored, and those that are lost."""
 
 from __future__ import annotations
 
@@ -10,44 +10,56 @@ from .segment_files import SegmentFiles
 
 
 class Point(NamedTuple):
-    """A restorable state of the queue: the segments from its base to its last one.
+    """A state of the queue: the segments from its base to its last one.
 
     Attributes:
         n: the number of the last segment, which identifies the state.
-        base: the number of the first segment of the base.
-        x, wall: queue time and wall time, microseconds.
+        base: the number of the first segment of the base; -1: unknown.
+        x, wall: queue time and wall time, microseconds. For a segment whose header can't be read: just after the state before.
+        lost: the number of a missing or damaged segment that the state needs; None: it can be restored.
     """
 
     n: int
     base: int
     x: int
     wall: int
+    lost: int | None = None
 
 
-def points(target: SegmentFiles, *, since: int | None = None) -> Iterator[Point]:
-    """Yield the restorable states in ascending order, according to the segments' headers.
+def states(target: SegmentFiles) -> Iterator[Point]:
+    """Yield the states in ascending order, according to the segments' headers.
 
-    Args:
-        since: the number of the first segment of the first base; None: the oldest one.
+    A missing segment, or one whose header can't be read, stands for a state that is lost, because it may have completed one. The
+    states behind it are lost up to the next base.
     """
-    numbers = target.numbers()
     floor = target.floor()
     base = -1
     begun: int | None = None
     expected: int | None = None
-    first = floor if since is None else since
-    for n, header in target.headers([n for n in numbers if n >= first]):
-        if isinstance(header, ReplicaGap):
-            base, begun, expected = -1, None, None
-            continue
-        if n != expected:
-            base = -1  # after a missing segment, the chain needs another base
+    lost: int | None = None
+    x = wall = -1
+    for n, header in target.headers([n for n in target.numbers() if n >= floor]):
+        hole = expected if expected not in (None, n) else n if isinstance(header, ReplicaGap) else None
         expected = n + 1
+        if hole is not None:
+            base, begun, x, wall = -1, None, x + 1, wall + 1
+            lost = hole if lost is None else lost
+            yield Point(hole, base, x, wall, lost)
+        if isinstance(header, ReplicaGap):
+            continue
         if header.first == n:
             begun = n
-        if begun != header.first or header.more:
+        if header.more:
             continue
-        if header.is_base:
-            base = header.first
-        if base >= 0:
-            yield Point(n, base, header.x, header.wall)
+        x, wall = header.x, header.wall
+        whole = begun == header.first
+        if whole and header.is_base:
+            base, lost = header.base, None
+        elif lost is None and (base < 0 or not whole):
+            lost = header.base if base < 0 else header.first
+        yield Point(n, header.base, x, wall, lost)
+
+
+def points(target: SegmentFiles) -> list[Point]:
+    """Return the states that can be restored."""
+    return [state for state in states(target) if state.lost is None]

@@ -16,7 +16,7 @@ from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, 
 from .._findings import ReplicaReport, Restored
 from .._store import api
 from .._store.api import Replication
-from .chain import Point, points
+from .chain import Point, points, states
 from .keys import read_key
 from .newest_pages import NewestPages
 from .places import files_of, parse
@@ -42,7 +42,8 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
     """
     target, identity = _opened(source, None)
     numbers = target.numbers()
-    found = list(points(target))
+    known = list(states(target))
+    found = [state for state in known if state.lost is None]
     return ReplicaReport(
         target=str(target),
         queue_id=str(identity["queue_id"]),
@@ -53,6 +54,7 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
         oldest_at=found[0].wall / MICROSECONDS if found else None,
         newest_at=found[-1].wall / MICROSECONDS if found else None,
         newest=found[-1].n if found else None,
+        missing=known[-1].lost if known else None,
     )
 
 
@@ -82,7 +84,7 @@ def restore(
         source: the target, as passed to `configure_replication`.
         to: the new queue's directory, which must not exist.
         at: restore the newest state that is not later than this: seconds since 1970 or an aware datetime. None: the newest state.
-        cut: instead, restore the state with this number.
+        cut: instead, restore the state with this number, from `strictq replicas TARGET --points`.
         alone: the original is out of service, so the queue may be written to at once. Otherwise, the queue can only be opened
             with read_only=True, until it is put in service.
         dry_run: only find and report the state.
@@ -90,7 +92,8 @@ def restore(
         on_progress: called with the number of finished segments and the total.
     Raises:
         InvalidArgument: `to` exists, there is no replica, there is no such state, or `at` is ambiguous; nothing was created.
-        ReplicaGap: a required segment is missing or damaged; nothing was created.
+        ReplicaGap: the state needs a segment that is missing or damaged; nothing was created. The hint names the newest earlier
+            state that can be restored.
         TargetUnavailable, StoreFull, StoreCorrupt: nothing was created.
     Source: docs/howto/replication.md
     """
@@ -110,16 +113,18 @@ def restore(
         raise InvalidArgument(f"{path} is inside the replica; nothing was created", hint=hints.NEW_PATH)
     for left in reversed(range(TRIES)):
         with target.reading() as reading:
-            point, numbers = _choose(target, wanted, cut)
+            known = list(states(target))
+            point = _choose(target, known, wanted, cut)
+            numbers = [n for n in target.numbers() if point.base <= n <= point.n]
             reading.begin(point.base)
             try:
                 return _made(target, identity, path, point, numbers, alone, dry_run, reading, on_progress)
             except ReplicaGap as e:
                 # A target that can't be written to has no restore markers, so old segments may be deleted meanwhile.
                 if not left or target.floor() <= point.base:
-                    raise
+                    raise _gap(Exception.__str__(e), e.segment, target, known) from e
                 if wanted is not None or cut is not None:
-                    raise ReplicaGap(str(e), e.segment, hint=hints.AGAIN_FROM_NEWER) from e
+                    raise ReplicaGap(Exception.__str__(e), e.segment, hint=hints.AGAIN_FROM_NEWER) from e
     raise AssertionError
 
 
@@ -149,48 +154,56 @@ def _microseconds(at: float | datetime) -> int:
     return round(at * MICROSECONDS)
 
 
-def _choose(target: SegmentFiles, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
-    """Return the requested state, and the numbers of its segments from its base."""
-    found = list(points(target))
-    if not found:
+def _choose(target: SegmentFiles, known: list[Point], wanted: int | None, cut: int | None) -> Point:
+    """Return the requested state.
+
+    Raises:
+        ReplicaGap: it is lost, or there is no state.
+        InvalidArgument: there is no such state.
+    """
+    if not known:
         raise ReplicaGap(f"{target} has no complete state of the queue", 0, hint=hints.POINTS_ARE.of(target=target))
-    point = found[-1]
     if cut is not None:
-        named = [each for each in found if each.n == cut]
-        if not named:
+        point = next((each for each in reversed(known) if each.n <= cut), None)
+        if point is None or (point.n != cut and point.lost is None):
             raise InvalidArgument(f"there is no state with the number {cut}", hint=hints.POINTS_ARE.of(target=target))
-        point = named[0]
     elif wanted is not None:
-        point = _at(target, found, wanted)
-    numbers = [n for n in target.numbers() if point.base <= n <= point.n]
-    return point, numbers
+        point = _at(target, known, wanted)
+    else:
+        point = known[-1]
+    if point.lost is not None:
+        which = "the newest state" if cut is wanted is None else "this state"
+        raise _gap(f"{which} needs segment {point.lost}, which is missing or damaged", point.lost, target, known)
+    return point
 
 
-def _at(target: SegmentFiles, found: list[Point], wanted: int) -> Point:
+def _gap(why: str, segment: int, target: SegmentFiles, known: list[Point]) -> ReplicaGap:
+    """Return the error for a segment that is missing or damaged. Its hint names the newest state that does not need it."""
+    before = [state for state in known if state.lost is None and state.n < segment]
+    hint = hints.CUT_BEFORE.of(cut=before[-1].n, at=_shown(before[-1].wall)) if before else hints.POINTS_ARE.of(target=target)
+    return ReplicaGap(f"{why}; nothing was created", segment, hint=hint)
+
+
+def _at(target: SegmentFiles, known: list[Point], wanted: int) -> Point:
     """Return the newest state that is not later than `wanted`.
 
     Raises:
         InvalidArgument: there is none, or the wall clock was set back, so that the time occurred more than once.
     """
-    before = [i for i, point in enumerate(found) if point.wall <= wanted]
+    before = [i for i, point in enumerate(known) if point.wall <= wanted]
     if not before:
         raise InvalidArgument(
-            f"the oldest state is of {_shown(found[0].wall)}; {_shown(wanted)} is before it",
-            hint=hints.POINTS_ARE.of(target=target),
-        )
-    if max(point.wall for point in found) < wanted:
-        raise InvalidArgument(
-            f"the newest state is of {_shown(found[-1].wall)}; {_shown(wanted)} is after it",
+            f"the oldest state is of {_shown(known[0].wall)}; {_shown(wanted)} is before it",
             hint=hints.POINTS_ARE.of(target=target),
         )
     if before != list(range(len(before))):
         # The clock was set back. The last state before the wanted time was first passed is the earliest candidate.
-        first = next(i for i in range(len(found)) if found[i].wall > wanted) - 1
+        first = next(i for i in range(len(known)) if known[i].wall > wanted) - 1
         raise InvalidArgument(
             f"the wall clock was set back: {_shown(wanted)} occurred more than once",
-            hint=hints.CHOOSE_CUT.of(cut=found[max(first, 0)].n),
+            hint=hints.CHOOSE_CUT.of(cut=known[max(first, 0)].n),
         )
-    return found[before[-1]]
+    return known[before[-1]]
 
 
 def _shown(wall: int) -> str:

@@ -199,7 +199,11 @@ class SegmentFiles(ShipTarget):
     def numbers(self) -> list[int]:
         """Return the numbers of the existing segments, ascending."""
         with self.reached("it can't be read"):
-            return sorted(_numbers(self.names()))
+            found = sorted(_numbers(self.names()))
+            if found and len(found) <= found[-1] - found[0]:
+                # A listing may miss a name that was created meanwhile, and show a later one. A second listing has both.
+                found = sorted(n for n in _numbers(self.names()) if n <= found[-1])
+        return found
 
     def get(self, n: int) -> bytes:
         """Return a segment.

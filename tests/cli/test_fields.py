@@ -440,6 +440,8 @@ def replicas(w: World) -> None:
     with w.open() as q:
         q.configure_replication(w.place / "t")
     w.run("replicas", w.place / "t", "--points")
+    next((w.place / "t").glob("*.seg")).write_bytes(b"")
+    w.run("replicas", w.place / "t", codes=(1,))
 
 
 def replica(w: World) -> None:

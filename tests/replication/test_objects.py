@@ -173,6 +173,27 @@ def test_a_queue_is_shipped_and_restored(tmp_path: Path, store: ObjectStore) -> 
     assert ready(tmp_path / "r2") == 32
 
 
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 100])
+def test_the_newest_state_is_not_replaced_by_an_older_one(
+    disk: Opener, tmp_path: Path, store: ObjectStore, content: bytes | None
+) -> None:
+    q = disk()
+    for n in range(4):
+        q.send(b"%d" % n, key="k")
+        ship_once(q, PLACE)
+    ObjectTarget(f"{BUCKET}/orders").remove(["0000000000000002.seg"])
+    if content is not None:
+        change("orders/0000000000000002.seg", content)
+    with pytest.raises(ReplicaGap) as e:
+        restore(PLACE, tmp_path / "r")
+    assert e.value.segment == 2
+    assert "cut=1" in e.value.hint
+    assert not (tmp_path / "r").exists()
+    assert look(PLACE).missing == 2
+    restore(PLACE, tmp_path / "r", cut=1)
+    assert ready(tmp_path / "r") == 2
+
+
 def test_a_fork_ships_to_a_store(tmp_path: Path, store: ObjectStore) -> None:
     q = strictq.open(tmp_path / "q")
     q.configure_replication(PLACE, interval_seconds=0.02)

@@ -24,6 +24,7 @@ from strictq.replication import shipper as module
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.restoring import look, points_of, restore
 from strictq.testing import FakeClock
+from tests.support.command import in_process
 from tests.support.queues import Opener
 from tests.support.shipping import ship_once, shipper_of
 
@@ -65,7 +66,7 @@ def test_the_newest_state(times: list[float], target: Path, tmp_path: Path) -> N
     assert done.stored_bytes == sum(file.stat().st_size for file in target.glob("*.seg"))
 
 
-@pytest.mark.parametrize(("after", "messages"), [(0.0, 1), (9.9, 1), (10.0, 2), (25.0, 3), (40.0, 5)])
+@pytest.mark.parametrize(("after", "messages"), [(0.0, 1), (9.9, 1), (10.0, 2), (25.0, 3), (40.0, 5), (40.1, 5), (1e9, 5)])
 def test_a_point_in_time(times: list[float], target: Path, tmp_path: Path, after: float, messages: int) -> None:
     for i, at in enumerate((times[0] + after, datetime.fromtimestamp(times[0] + after, UTC))):
         done = restore(target, tmp_path / f"r{i}", at=at)
@@ -73,9 +74,9 @@ def test_a_point_in_time(times: list[float], target: Path, tmp_path: Path, after
         assert count(tmp_path / f"r{i}") == messages
 
 
-@pytest.mark.parametrize(("after", "words"), [(-0.1, "before"), (40.1, "after"), (1e9, "after"), (-1e9, "before")])
-def test_a_point_in_time_that_there_is_not(times: list[float], target: Path, tmp_path: Path, after: float, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"is {words} it"):
+@pytest.mark.parametrize("after", [-0.1, -1e9])
+def test_a_point_in_time_before_the_oldest_state(times: list[float], target: Path, tmp_path: Path, after: float) -> None:
+    with pytest.raises(InvalidArgument, match="is before it"):
         restore(target, tmp_path / "r", at=times[0] + after)
     assert not (tmp_path / "r").exists()
 
@@ -263,21 +264,105 @@ def test_what_is_no_replica_is_refused(tmp_path: Path) -> None:
         restore(tmp_path / "empty", tmp_path / "r")
 
 
+HOLES = ("flip", "short", "cut", "missing", "renamed", "empty", "zeroed", "replaced", "header")
+
+
+def damage(target: Path, broken: int, how: str) -> None:
+    """Damage one of five segments."""
+    file = target / f"{broken:016x}.seg"
+    data = bytearray(file.read_bytes())
+    if how == "flip":
+        data[-40] ^= 1
+    elif how == "header":
+        data[0] ^= 1
+    elif how == "short":
+        del data[len(data) // 2 :]
+    elif how == "cut":
+        del data[20:]
+    elif how == "empty":
+        data.clear()
+    elif how == "zeroed":
+        data = bytearray(len(data))
+    elif how == "replaced":
+        data = bytearray((target / f"{(broken + 1) % 5:016x}.seg").read_bytes())
+    file.unlink()
+    if how == "renamed":
+        (target / f"{broken + 1_000_000:016x}.seg").write_bytes(data)
+    elif how != "missing":
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("broken", [0, 2, 4])
+@pytest.mark.parametrize("how", HOLES)
+def test_the_newest_state_is_not_replaced_by_an_older_one(
+    times: list[float], target: Path, tmp_path: Path, how: str, broken: int
+) -> None:
+    if (broken, how) == (4, "missing"):
+        pytest.skip("nothing at the target shows that its newest segment is missing")
+    damage(target, broken, how)
+    for at in (None, times[4], times[4] + 1e6):
+        with pytest.raises(ReplicaGap) as e:
+            restore(target, tmp_path / "r", at=at)
+        assert e.value.segment == broken
+        assert (f"cut={broken - 1}" in e.value.hint) == (broken > 0)
+    assert [name for name in os.listdir(tmp_path) if name.startswith((".", "r"))] == []
+    result = in_process("restore", target, tmp_path / "r", "--alone")
+    assert result.exit_code == 1
+    assert not (tmp_path / "r").exists()
+    seen = look(target).missing  # damage behind the header is not
+    assert seen == broken or (seen is None and how in ("flip", "short"))
+    assert in_process("replicas", target).exit_code == (seen is not None)
+    if broken:
+        assert restore(target, tmp_path / "at", at=times[broken - 1]).segment == broken - 1
+        assert restore(target, tmp_path / "cut", cut=broken - 1).segment == broken - 1
+
+
+def test_a_time_after_a_missing_segment_is_not_served_by_an_older_state(times: list[float], target: Path, tmp_path: Path) -> None:
+    """The missing segment may be the state of that time."""
+    damage(target, 2, "missing")
+    for at in (times[1] + 1e-6, times[2], times[3]):
+        with pytest.raises(ReplicaGap) as e:
+            restore(target, tmp_path / "r", at=at)
+        assert "cut=1" in e.value.hint
+    for cut in (2, 3, 4):
+        with pytest.raises(ReplicaGap):
+            restore(target, tmp_path / "r", cut=cut)
+    assert restore(target, tmp_path / "r", at=times[1]).segment == 1
+
+
+def test_a_base_after_a_missing_segment_can_be_restored(
+    disk: Opener, times: list[float], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHAIN_SEGMENTS_MAX", 3)
+    q = disk()
+    q.send(b"5", key="k")
+    assert ship_once(q, target).done.wholes == 1
+    damage(target, 2, "missing")
+    assert (look(target).points, look(target).missing) == (3, None)
+    assert restore(target, tmp_path / "r").segment == 5
+    assert count(tmp_path / "r") == 6
+    with pytest.raises(ReplicaGap):
+        restore(target, tmp_path / "x", at=times[4])
+
+
+def test_a_segment_that_appears_during_a_listing_is_no_gap(
+    times: list[float], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, listings = DirectoryTarget.names, []
+
+    def stale(self: DirectoryTarget) -> list[str]:
+        listings.append(names(self))
+        return [name for name in listings[-1] if len(listings) % 2 == 0 or name != f"{3:016x}.seg"]
+
+    monkeypatch.setattr(DirectoryTarget, "names", stale)
+    assert restore(target, tmp_path / "r").segment == 4
+
+
 @pytest.mark.parametrize("broken", range(5))
 @pytest.mark.parametrize("how", ["flip", "short", "missing", "replaced"])
 def test_a_damaged_segment_is_never_believed(times: list[float], target: Path, tmp_path: Path, broken: int, how: str) -> None:
     """What lies before it can be restored; nothing that needs it is made."""
-    file = target / f"{broken:016x}.seg"
-    data = bytearray(file.read_bytes())
-    if how == "flip":
-        data[len(data) // 2] ^= 1
-    elif how == "short":
-        del data[len(data) // 2 :]
-    elif how == "replaced":
-        data = bytearray((target / f"{(broken + 1) % 5:016x}.seg").read_bytes())
-    file.unlink()
-    if how != "missing":
-        file.write_bytes(data)
+    damage(target, broken, how)
     made = 0
     for n in range(5):
         try:
