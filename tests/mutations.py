@@ -31,6 +31,7 @@ POWER = ("tests/power",)
 UNSYNCED = ("tests/power/test_receiving.py",)
 NOTHING = "pass"
 HOT_LANES = ("tests/store/test_hot.py",)
+FOLDS = ("tests/store/test_folds.py",)
 AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
@@ -174,7 +175,7 @@ MUTATIONS = [
     _store(
         "a lane whose last acks are cut has them in its row",
         "hot/cooling.py",
-        "        tx.many(LANES.remember, rows)\n",
+        "        tx.many(HOT.write_acks, [lane.acks_row(lane.number) for lane in known])\n",
         "",
         *HOT_LANES,
     ),
@@ -247,6 +248,48 @@ MUTATIONS = [
         "        while len(hot.events) > 1 and hot.events[0][ENTRY_HI] <= upto:\n",
         "        while len(hot.events) > 1:\n",
         *HOT_LANES,
+    ),
+    _store(
+        "the journal names a lease by its last message",
+        "hot/lane.py",
+        "self.rows[self.lease.pending - 1][ID]",
+        "self.rows[0][ID]",
+        "tests/store/test_hot.py",
+    ),
+    _store(
+        "a later claim ends a lease whose release names a message that was cut",
+        "hot/memory.py",
+        "lane.lease is not None and lane.lease.claim.token != self._torn.get(lane)",
+        "lane.lease is not None",
+        *FOLDS,
+    ),
+    _store(
+        "check() permits a later claim after a release that names a message that was cut",
+        "hot/audit.py",
+        "(held and not lane.torn)",
+        "held",
+        *FOLDS,
+    ),
+    _store(
+        "an ack under a later token ends a lease whose release names a message that was cut",
+        "hot/memory.py",
+        "                if acked is not None and acked > token:\n                    self.release([lane])\n",
+        "                pass\n",
+        *FOLDS,
+    ),
+    _store(
+        "a lease whose claim also named messages that were cut goes on",
+        "hot/memory.py",
+        "if acked is not None and acked > token:",
+        "if True:",
+        *FOLDS,
+    ),
+    _store(
+        "the last ack that is cut is known by its time, too",
+        "hot/memory.py",
+        "lane.done, lane.active_at = None, 0",
+        "lane.done = None",
+        *FOLDS,
     ),
     # What reaches the disk, and when.
     _store(

@@ -61,6 +61,10 @@ FROM inbox WHERE id > ? ORDER BY id;
 -- memory: the same for the journal. Index: rowid.
 SELECT id, kind, at, top, count, token, deadline, before, charged, consumer, data FROM journal WHERE id > ? ORDER BY id;
 
+-- name: acked_token
+-- memory: the token of a lane's last resolution in the tables; NULL: it has none. Index: lane's UNIQUE one on key.
+SELECT done_token FROM main.lane WHERE key = ?;
+
 -- name: insert_plain
 -- tier: messages without options, many rows a statement. Takes sent_at and expires of all of them; then of each id, key, seq, body.
 INSERT INTO inbox (sent_at, expires, id, key, seq, body) VALUES {{ (?1, ?2, ?, ?, ?, ?) }};
@@ -109,12 +113,18 @@ SELECT key, id FROM lane WHERE key IN ({{ ? }});
 
 -- name: write_lane
 -- cooling: the resolutions of a lane. Takes token, lowest and highest seq and gaps of its last acks (NULL: it keeps those that
--- it has), last_seq, resolved, active_at, lane. Index: rowid.
+-- it has), active_at, lane, last_seq, resolved. Index: rowid.
 UPDATE lane SET
     done_token = ifnull(?1, done_token), done_kind = iif(?1 IS NULL, done_kind, 'ack'), done_lo = ifnull(?2, done_lo),
     done_hi = ifnull(?3, done_hi), done_gaps = iif(?1 IS NULL, done_gaps, ?4),
-    last_seq = max(last_seq, ?5), resolved = ?6, active_at = max(active_at, ?7)
-WHERE id = ?8;
+    active_at = max(active_at, ?5), last_seq = max(last_seq, ?7), resolved = ?8
+WHERE id = ?6;
+
+-- name: write_acks
+-- cooling: the last acks of a lane that stays hot. Takes token, lowest and highest seq, gaps, active_at, lane. Index: rowid.
+UPDATE lane SET
+    done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = ?, active_at = max(active_at, ?)
+WHERE id = ?;
 
 -- name: insert_lease
 -- cooling: the lease of a lane that cools. Takes what `HotLane.lease_row` gives.

@@ -27,8 +27,10 @@ from strictq._store.commit.tx import Tx, add_acks
 from strictq._store.hot import cooling, memory
 from strictq._store.hot.journal import decoded_keys, encoded_keys
 from strictq.testing import FakeClock
+from tests.support.format_1 import unpacked
 from tests.support.hot import require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
+from tests.support.running import ROOT
 
 KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
@@ -41,6 +43,7 @@ ACTS = [
     *WARM, "nack", "defer", "reject", "hold", "delayed", "dedup", "wait", "transaction", "transact", "at_most_once", "more",
 ]  # fmt: skip
 
+LOST_RELEASES = ROOT / "tests" / "store" / "format_2"
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
 """Two in the quick run, six in all."""
 
@@ -694,6 +697,37 @@ def test_a_hole_in_the_journal_is_corruption(queue_path: str) -> None:
     db.close()
     with strictq.open(queue_path) as q, pytest.raises(strictq.StoreCorrupt, match="journal has no row 3"):
         q.send(b"", key="a")
+
+
+def test_a_lease_is_extended_and_released_by_its_last_message(queue_path: str) -> None:
+    """A fold may cut its first message while the others remain. Then the row of the journal would name no lane."""
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        receipts = q.send_many([Message(b"", key="a")] * 4)
+        first, _, third = q.receive(3)
+        third.ack()
+        first.extend(60.0)
+        first.lease.release()
+        named = tuple(connection_of(q).execute("SELECT data FROM journal WHERE kind IN (5, 6)"))
+        assert [int.from_bytes(data, "little") for (data,) in named] == [receipts[1].id] * 2
+
+
+def test_releases_by_a_message_that_was_cut(tmp_path: Path) -> None:
+    """An earlier version, which named the first message of a lease, made this queue, and then found it corrupt.
+
+    In both lanes, a lease of messages 1 and 2 was released. Then "again" was leased, its message 1 was acked, and it was released
+    and leased again. Of "once", message 1 alone was leased and acked. Both messages 1 were cut.
+    """
+    path = unpacked("lost_releases", tmp_path, LOST_RELEASES)
+    clock = FakeClock()
+    with strictq.open(path, clock=clock, read_only=True) as q:
+        assert [[(m.seq, m.state) for m in q.peek(key)] for key in ("again", "once")] == [[(2, "in_flight")], [(2, "ready")]]
+    with strictq.open(path, clock=clock) as q, strictq.open(path, clock=clock) as other:
+        require_agreement(q, other)
+        assert [(d.key, d.seq) for d in q.receive(10)] == [("once", 2)]
+        require_agreement(q, other)
+        clock.advance(601.0)
+        assert [(d.key, d.seq) for d in other.receive(10)] == [("again", 2), ("once", 2)]
+        require_agreement(q, other)
 
 
 def test_salvage_saves_hot_messages(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from tests.support.running import ROOT
 OLD: Final = ROOT / "tests" / "store" / "format_1"
 
 
-def unpacked(name: str, place: Path) -> Path:
-    """Unpack a directory that the earlier version made."""
-    with tarfile.open(OLD / f"{name}.tar.xz") as tar:
+def unpacked(name: str, place: Path, directory: Path = OLD) -> Path:
+    """Unpack a queue's directory that an earlier version made."""
+    with tarfile.open(directory / f"{name}.tar.xz") as tar:
         tar.extractall(place, filter="data")
     return place
 

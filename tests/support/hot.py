@@ -11,6 +11,7 @@ import strictq
 from strictq import QueueConfig
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
+from strictq._store.hot.journal import COOL
 from strictq._store.hot.memory import Memory
 from strictq._store.lanes.leases import ID
 from tests.support.internals import shard_of, store_of
@@ -36,9 +37,10 @@ def state(memory: Memory) -> dict[bytes, Any]:
             lane.seq,
             [row[ID] for row in lane.rows],
             lane.touched,
+            lane.active_at,
             None
             if lane.lease is None
-            else (lane.lease.claim, lane.lease.lo, lane.lease.hi, lane.lease.pending, lane.lease.started),
+            else (lane.lease.claim, lane.lease.low, lane.lease.lo, lane.lease.hi, lane.lease.pending, lane.lease.started),
             None if lane.done is None else (lane.done[0], list(lane.done[2])),
         )
         for key, lane in memory.lanes.items()
@@ -82,4 +84,11 @@ def require_memories(*queues: strictq.Queue) -> None:
             assert ready(memory) == ready(fresh)
 
 
+def cut_to(q: strictq.Queue, number: int = 0) -> int:
+    """Return the last row of a shard's inbox that a fold has cut; 0: none was."""
+    last = shard_of(q, number).look(lambda db: db.execute(_CUT).get, hot=None)
+    return int(last or 0)
+
+
+_CUT = f"SELECT max(deadline) FROM journal WHERE kind = {COOL}"
 SUMS = ("config_version", "epoch", "last_lane", "lanes", "pending", "dead", "sends", "receives", "claims", "acks")

@@ -16,15 +16,16 @@ from .journal import ACK, CLAIM, COOL, EXTEND, ID_BYTES, RELEASE, START, decoded
 class _Lane:
     """`first`, `seq`: its first and last seq in the inbox.
 
-    `waiting`: its unresolved messages; `leased`: how many of the first.
+    `waiting`: its unresolved messages; `leased`: how many of the first. `torn`: leased together with messages that have been cut.
     """
 
-    __slots__ = ("first", "leased", "newest", "seq", "waiting")
+    __slots__ = ("first", "leased", "newest", "seq", "torn", "waiting")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.waiting: list[int] = []
         self.leased = 0
+        self.torn = False
         self.seq = 0
         self.newest = 0
 
@@ -132,9 +133,10 @@ class Audit:
                 return f"names message {some[0]} of a lane that has cooled"
             held = lane.waiting[: lane.leased]
             if kind == CLAIM:
-                if held or sorted(some) != lane.waiting[: len(some)]:
+                # An earlier version may have released the lease by the name of a message that has been cut.
+                if (held and not lane.torn) or sorted(some) != lane.waiting[: len(some)]:
                     return f"leases message {some[0]}, which is leased, resolved, or not the next"
-                lane.leased = len(some)
+                lane.leased, lane.torn = len(some), min(ids) <= self._cut
             elif not set(some) <= set(held):
                 return f"is about message {some[0]}, which is not leased"
             elif kind == ACK:

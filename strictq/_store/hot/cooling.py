@@ -14,10 +14,9 @@ from typing import Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
-from ..lanes import resolution
 from ..lanes.leases import ID
 from .journal import COOL, ENTRY_HI, ENTRY_ID, encoded_keys
-from .lane import DONE_LOW, Done, HotLane
+from .lane import DONE_LOW, HotLane
 from .memory import Memory
 
 WINDOW: Final = 12_288
@@ -137,19 +136,18 @@ def is_fold_due(hot: Memory) -> bool:
 def _cool_to(tx: Tx, hot: Memory, upto: int, count: int) -> None:
     owners = hot.owners(count)
     leaving: list[HotLane] = []
-    known: dict[HotLane, Done] = {}
+    known: list[HotLane] = []
     for lane in owners:
         if lane.low <= upto:
             leaving.append(lane)
         elif lane.done is not None and lane.done[DONE_LOW] <= upto:
-            known[lane] = lane.done  # the lane stays hot, and its row keeps its last acks, for a retried call
+            known.append(lane)  # the lane stays hot, and its row keeps its last acks, for a retried call
     if known:
         hot.unsure = True
-        _number(tx, list(known))
-        rows = [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()]
-        tx.many(LANES.remember, rows)
+        _number(tx, known)
+        tx.many(HOT.write_acks, [lane.acks_row(lane.number) for lane in known])
     hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > count
-    _cool(tx, hot, leaving, upto, list(known))
+    _cool(tx, hot, leaving, upto, known)
 
 
 def number(tx: Tx, lane: HotLane) -> int:

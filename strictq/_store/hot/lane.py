@@ -108,6 +108,16 @@ class HotLane:
             low = self.rows[0][ID]
         return low
 
+    @property
+    def mark(self) -> int:
+        """The arrival number by which the journal names its lease: that of the last unresolved message.
+
+        An older one may be cut from the inbox while later ones of the lease remain. Then the row would name no lane.
+        """
+        assert self.lease is not None
+        mark: int = self.rows[self.lease.pending - 1][ID]
+        return mark
+
     def is_over(self, now: int) -> bool:
         """Return whether one of its messages may have expired."""
         return now >= self.expires
@@ -120,15 +130,17 @@ class HotLane:
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
 
-    def lane_row(self, number: int) -> tuple[int | None, int | None, int | None, str | None, int, int, int, int]:
-        """Return its last acks (token, lowest and highest seq, gaps; all None: those in its row), and its state."""
-        seq, done = self.seq, self.done
-        state = self.state_row(number) if self.rows else (seq, seq, self.active_at, number)
-        if done is None:
-            return None, None, None, None, *state
-        seqs = done[2]
+    def acks_row(self, number: int) -> tuple[int | str | None, ...]:
+        """Return its last acks (token, lowest and highest seq, gaps; all None: those in its row), active_at and the number."""
+        if self.done is None:
+            return None, None, None, None, self.active_at, number
+        token, _, seqs = self.done
         lo, hi = seqs[0], seqs[-1]
-        return done[0], lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, *state
+        return token, lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, self.active_at, number
+
+    def lane_row(self, number: int) -> tuple[int | str | None, ...]:
+        """Return what `acks_row` does, last_seq and resolved."""
+        return (*self.acks_row(number), *self.state_row(number)[:2])
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
         """Return rows of (number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)."""

@@ -75,6 +75,9 @@ class Memory:
         self._owners: list[HotLane] = []
         """The lanes of these rows."""
         self.order = ReadyOrder()
+        self._torn: dict[HotLane, int] = {}
+        """While the logs are read: lanes that were leased together with messages that have been cut, and the tokens. See
+        `_mend`."""
         self.gate = -1
         """How often the counter row was written, as far as memory knows; -1: unknown."""
         self._counts = False
@@ -192,6 +195,7 @@ class Memory:
                 self._happened(id_, kind, claim, array("q", data))
         if at_row < len(arrivals):
             self._arrived(arrivals[at_row:])
+        self._mend(db)
         self.seen = seen
         self.top = max(self.top, top)
         self.unsure = False
@@ -222,9 +226,12 @@ class Memory:
             self._count(entry)
         if kind == CLAIM:
             for lane, rows in picked:
-                if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
+                is_held = lane.lease is not None and lane.lease.claim.token != self._torn.get(lane)
+                if is_held or rows[-1] is not lane.rows[len(rows) - 1]:
                     raise StoreCorrupt(f"row {event} of its journal leases messages twice", shard=self._shard)
             self.lease(picked, claim)
+            if sum(len(rows) for _, rows in picked) < len(ids):
+                self._torn.update((lane, claim.token) for lane, _ in picked)
             return
         for lane, rows in picked:
             if lane.lease is None or rows[-1][SEQ] > lane.rows[lane.lease.pending - 1][SEQ]:
@@ -239,6 +246,20 @@ class Memory:
             self.release([lane for lane, _ in picked])
         else:
             raise StoreCorrupt(f"row {event} of its journal has the unknown kind {kind}", shard=self._shard)
+
+    def _mend(self, db: apsw.Connection) -> None:
+        """End leases whose release was not recognized, because it names a message that has been cut.
+
+        Earlier versions named the first unresolved message of a lease. Such a lease is over if a later claim has leased its
+        lane, or if the lane's row has an ack under a later token: the messages of a hot lane are cut once they are acked, and
+        its last ack is moved to its row before that.
+        """
+        for lane, token in self._torn.items():
+            if lane.lease is not None and lane.lease.claim.token == token and not lane.gone:
+                acked = db.execute(HOT.acked_token, (lane.key,)).get
+                if acked is not None and acked > token:
+                    self.release([lane])
+        self._torn.clear()
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
         """Count what the counter row does not include yet, after another transaction wrote it."""
@@ -432,7 +453,7 @@ class Memory:
         """
         for key in known:
             if (lane := self.lanes.get(key)) is not None:
-                lane.done = None
+                lane.done, lane.active_at = None, 0
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)

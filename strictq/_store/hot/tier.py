@@ -170,7 +170,7 @@ def extend(tx: Tx, hot: Memory, batches: Sequence[Settlement], deadline: int) ->
     """
     found, left = _leased(hot, batches, lambda _lane, _batch: True)
     if found:
-        _note(tx, hot, EXTEND, array("q", [lane.rows[0][ID] for lane in found]), deadline=deadline)
+        _note(tx, hot, EXTEND, array("q", [lane.mark for lane in found]), deadline=deadline)
         hot.extend(found, deadline)
         tx.wake = True
     return left
@@ -184,7 +184,7 @@ def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settleme
     """
     found, left = _leased(hot, batches, lambda lane, batch: batch.seqs[0] <= lane.rows[0][SEQ])
     if found:
-        _note(tx, hot, RELEASE, array("q", [lane.rows[0][ID] for lane in found]))
+        _note(tx, hot, RELEASE, array("q", [lane.mark for lane in found]))
         hot.release(found)
         tx.wake = True
     return left

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 def remember(tx: Tx, lane: int, token: int, kind: str, seqs: Sequence[int]) -> None:
     """Record an operation, its token, and its seqs in ascending order."""
-    tx.run(LANES.remember, row(lane, token, kind, seqs))
-
-
-def row(lane: int, token: int, kind: str, seqs: Sequence[int]) -> tuple[int, str, int, int, str | None, int]:
-    """Return what LANES.remember takes."""
-    return token, kind, seqs[0], seqs[-1], gaps(seqs), lane
+    tx.run(LANES.remember, (token, kind, seqs[0], seqs[-1], gaps(seqs), lane))
 
 
 def gaps(seqs: Sequence[int]) -> str | None:

@@ -1,0 +1,214 @@
+"""Random walks in which lanes stay hot while the logs before them are cut, compared with a model after each step.
+
+Two queue objects on one directory send, receive several messages of a lane at once, and ack them in parts, in any order. They
+extend and release leases, and cool lanes. The windows are tiny, so folds cut a part of what a lease or an ack names. The model
+predicts every delivery. After each step the memory of both objects must equal one that is built from the tables.
+
+STRICTQ_FOLD_STEPS=20000 makes each walk so long, and STRICTQ_FOLD_SEED selects others.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import strictq
+from strictq import Delivery, Message, QueueConfig
+from strictq._store.hot import cooling
+from strictq._store.hot.lane import HotLane
+from strictq._store.lanes.leases import ID
+from strictq.testing import FakeClock
+from tests.support.hot import cut_to, require_agreement, require_memories
+from tests.support.internals import shard_of
+from tests.support.powercut_campaign import fast_directory
+
+STEPS = int(os.environ.get("STRICTQ_FOLD_STEPS", "150"))
+SEED = int(os.environ.get("STRICTQ_FOLD_SEED", "0"))
+WALKS = 3
+SLOW = [f"slow-{n}" for n in range(5)]
+"""Keys whose messages wait, so that their lanes are hot while the logs are cut."""
+FAST = [f"fast-{n}" for n in range(8)]
+WAITING_MAX = 5
+"""A lane with so many messages gets no more: behind a backlog, lanes are cold."""
+LEASE_SECONDS = 1_000_000.0
+
+
+@attrs.define
+class Lane:
+    """The unresolved messages of a key, by seq, with their arrival numbers and bodies; and its lease: owner and deliveries."""
+
+    waiting: dict[int, tuple[int, bytes]] = attrs.Factory(dict)
+    sent: int = 0
+    owner: int | None = None
+    held: list[Delivery] = attrs.Factory(list)
+
+    def head(self) -> int:
+        """Return the arrival number of its first message."""
+        return next(iter(self.waiting.values()))[0]
+
+
+class Walk:
+    """One walk, and its model. Everything follows from the seed."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = FakeClock()
+        config = QueueConfig(hot_lanes=True, lease_seconds=LEASE_SECONDS, max_attempts=None)
+        first = strictq.open(path, shards=1, config=config, durability="process", clock=self.clock)
+        self.queues = [first, strictq.open(path, durability="process", clock=self.clock)]
+        self.lanes = {key: Lane() for key in [*SLOW, *FAST]}
+        self.acked: list[tuple[int, str]] = []
+        self.cuts: set[int] = set()
+
+    def close(self) -> None:
+        for q in self.queues:
+            q.close()
+
+    def run(self, steps: int) -> None:
+        acts = [self.send, self.receive, self.ack, self.churn, self.release]
+        acts += self.random.choices([self.extend, self.start, self.cool, self.repeat, *acts * 3], k=12)
+        for _ in range(steps):
+            self.random.choice(acts)(self.random.randrange(2))
+            self.clock.advance(self.random.choice((0.0, 0.001)))
+            require_memories(*self.queues)
+            self.compare(self.random.choice(list(self.lanes)))
+            cut = cut_to(self.queues[0])
+            if cut not in self.cuts:
+                self.cuts.add(cut)
+                require_agreement(*self.queues)
+
+    def compare(self, key: str) -> None:
+        """Compare a lane with the model."""
+        lane = self.lanes[key]
+        held = {d.seq for d in lane.held}
+        expected = [(seq, body, "in_flight" if seq in held else "ready") for seq, (_, body) in lane.waiting.items()]
+        assert [(m.seq, m.body, m.state) for m in self.queues[self.random.randrange(2)].peek(key, 1000)] == expected
+
+    # ---- steps
+
+    def send(self, who: int, keys: list[str] = SLOW) -> None:
+        keys = [key for key in keys if len(self.lanes[key].waiting) < WAITING_MAX]
+        some = self.random.choices(keys, k=self.random.choice((1, 1, 2, 5))) if keys else []
+        q = self.queues[who]
+        bodies = [b"%d" % (self.lanes[key].sent + n) for n, key in enumerate(some)]
+        if len(some) == 1:
+            receipts = [q.send(bodies[0], some[0])]
+        else:
+            receipts = q.send_many([Message(body, key=key) for body, key in zip(bodies, some, strict=True)])
+        for key, body, receipt in zip(some, bodies, receipts, strict=True):
+            lane = self.lanes[key]
+            lane.sent += 1
+            assert receipt.seq == lane.sent
+            lane.waiting[lane.sent] = (receipt.id, body)
+
+    def receive(self, who: int) -> list[Delivery]:
+        room = self.random.choice((1, 2, 5, 30, 30))
+        most = self.random.choice((None, None, None, 1, 2))
+        got = self.queues[who].receive(room, per_key=most)
+        expected: list[tuple[str, int]] = []
+        ready = [key for key, lane in self.lanes.items() if lane.waiting and lane.owner is None]
+        for key in sorted(ready, key=lambda key: self.lanes[key].head()):
+            expected += [(key, seq) for seq in list(self.lanes[key].waiting)[: min(most or room, room - len(expected))]]
+        assert [(d.key, d.seq) for d in got] == expected
+        for d in got:
+            lane = self.lanes[str(d.key)]
+            assert d.body == lane.waiting[d.seq][1]
+            lane.owner = who
+            lane.held.append(d)
+        return got
+
+    def _leased(self, who: int) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.owner == who]
+
+    def ack(self, who: int) -> None:
+        """Ack some deliveries of some lanes: the first ones, or any."""
+        lanes = self._leased(who)
+        some: list[Delivery] = []
+        for lane in self.random.sample(lanes, min(len(lanes), self.random.choice((1, 1, 2, 9)))):
+            count = self.random.randint(1, len(lane.held))
+            some += lane.held[:count] if self.random.random() < 0.7 else self.random.sample(lane.held, count)
+        self._ack(who, sorted(some, key=lambda d: d.id))
+
+    def _ack(self, who: int, some: list[Delivery]) -> None:
+        if len(some) == 1:
+            some[0].ack()
+        elif some:
+            self.queues[who].ack_many(some)
+        for d in some:
+            lane = self.lanes[str(d.key)]
+            del lane.waiting[d.seq]
+            lane.held.remove(d)
+            if not lane.held:
+                lane.owner = None
+        if some:
+            self.acked = [(who, some[-1].handle)]
+
+    def repeat(self, _who: int) -> None:
+        """Repeat the last ack through the other object, as a caller does that got no answer."""
+        for who, handle in self.acked:
+            self.queues[1 - who].delivery(handle).ack()
+
+    def release(self, who: int) -> None:
+        for lane in self._leased(who):
+            lane.held[0].lease.release()
+            lane.owner, lane.held = None, []
+
+    def extend(self, who: int) -> None:
+        for lane in self._leased(who):
+            lane.held[0].extend(LEASE_SECONDS + self.random.randint(1, 9))
+
+    def start(self, who: int) -> None:
+        for lane in self._leased(who):
+            lane.held[0].start()
+
+    def cool(self, who: int) -> None:
+        """Move a lane to the tables, as an operation does that needs them."""
+        key = self.random.choice(list(self.lanes))
+        shard_of(self.queues[who]).run(lambda tx: cooling.cool_key(tx, b"s" + key.encode()))
+
+    def churn(self, who: int) -> None:
+        """Pass messages of other keys through the queue, so that the window moves on."""
+        self.send(who, FAST)
+        self.receive(who)
+        self._ack(who, [d for key in FAST if self.lanes[key].owner == who for d in self.lanes[key].held])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+def walk(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    r = random.Random(seed)
+    monkeypatch.setattr(cooling, "WINDOW", r.choice((12, 30, 50, 80)))
+    monkeypatch.setattr(cooling, "STEP", r.choice((1, 2, 5)))
+    monkeypatch.setattr(cooling, "SLICES", r.choice((1, 2, 3)))
+    made = Walk(place / "q", seed)
+    try:
+        made.run(STEPS)
+        assert len(made.cuts) > 2, "nothing was folded"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
+def test_lanes_that_stay_hot_across_folds(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    walk(place, monkeypatch, seed)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
+def test_logs_of_earlier_versions(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """They named the first message of a lease where it was extended or released, which may have been cut since."""
+
+    def first(lane: HotLane) -> Any:
+        return lane.rows[0][ID]
+
+    monkeypatch.setattr(HotLane, "mark", property(first))
+    walk(place, monkeypatch, seed)
