@@ -145,6 +145,13 @@ MUTATIONS = [
         *HOT_LANES,
     ),
     _store(
+        "a tail is forgotten when its lane becomes hot again",
+        "hot/memory.py",
+        "        self.tails.pop(key, None)\n",
+        "",
+        *HOT_LANES,
+    ),
+    _store(
         "a tail is forgotten before its lane changes",
         "hot/cooling.py",
         "        hot.tails.pop(key, None)\n",

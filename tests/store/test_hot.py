@@ -412,6 +412,22 @@ def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str, mo
         require_agreement(q, other)
 
 
+def test_a_tail_is_not_trusted_once_its_lane_was_hot_again(queue_path: str) -> None:
+    with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
+        assert q.send(b"1", key="a").seq == 1
+        q.ack_many(q.receive(1))
+        shard_of(q).cool()
+        hot = shard_of(q).hot
+        assert hot is not None
+        assert b"sa" in hot.tails
+        assert other.send(b"2", key="a").seq == 2
+        (d,) = q.receive(1, ack_first=True)  # it cools its lane
+        d.done()
+        assert q.send(b"3", key="a").seq == 3
+        require_agreement(q, other)
+        assert [(d.seq, d.body) for d in other.receive(10)] == [(3, b"3")]
+
+
 def settle_others(q: strictq.Queue, names: Iterable[int]) -> None:
     """Send and ack messages of other keys."""
     for n in names:

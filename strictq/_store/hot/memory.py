@@ -306,6 +306,7 @@ class Memory:
 
     def enter(self, key: bytes, first: int) -> HotLane:
         """Make a lane hot. Its next message has the seq `first`."""
+        self.tails.pop(key, None)
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
