@@ -20,7 +20,12 @@ from .cases import SUITES
 from .measure import Figure
 from .sizes import FULL, SHORT, TINY
 
-COMMANDS: Final = {"peers": "peers.command", "conformance": "conformance.command", "outage": "outage"}
+COMMANDS: Final = {
+    "patterns": "patterns.command",
+    "peers": "peers.command",
+    "conformance": "conformance.command",
+    "outage": "outage",
+}
 """The commands other than the cases: `python -m benchmarks peers`."""
 
 
@@ -86,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Speed of strictq, as ratios to a floor.",
-        epilog="With other queues: `python -m benchmarks peers --help`, `python -m benchmarks conformance --help`.",
+        epilog="Further commands, each with --help: patterns, peers, conformance, outage.",
     )
     parser.add_argument("suite", nargs="?", choices=list(SUITES), default="queue", help="which cases; default: queue")
     form = parser.add_mutually_exclusive_group()

@@ -21,8 +21,8 @@ PRAGMA synchronous = normal;
 PRAGMA cache_size = -65536;
 
 -- name: schema
--- floor: the plainest table that can hold the same messages.
-CREATE TABLE message (id INTEGER PRIMARY KEY AUTOINCREMENT, lane INT, seq INT, sent_at INT, body BLOB);
+-- floor: the plainest table that can hold the same messages. AUTOINCREMENT would write a second page with each commit.
+CREATE TABLE message (id INTEGER PRIMARY KEY, lane INT, seq INT, sent_at INT, body BLOB);
 
 -- name: insert
 -- floor: append one message.
@@ -37,8 +37,8 @@ SELECT id, lane, seq, sent_at, body FROM message WHERE id > ? AND id <= ? ORDER 
 DELETE FROM message WHERE id > ? AND id <= ?;
 
 -- name: empty
--- floor: start a round with an empty table.
-DELETE FROM message;
+-- floor: start a round with an empty table. Takes the id of the row that stays. Index: rowid.
+DELETE FROM message WHERE id > ?;
 
 -- name: checkpoint
 -- floor: between rounds, so that no round pays for the previous one.

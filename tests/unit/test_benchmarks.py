@@ -70,3 +70,92 @@ report.print_table(figures, "every unit")
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
     assert "per second" in done.stdout
+
+
+def test_patterns_are_measured_beside_another_version(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    chosen = ["nack-100", "send-dedup", "live-one", "state-1", "worker", "look-lost"]
+    arguments = ["--tiny", "--no-peers", "--only", *chosen, "--against", f"same={ROOT}", "--json", str(file)]
+    done = run("-m", "benchmarks", "patterns", *arguments, "--dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["failures"] == {}
+    assert list(report["figures"]) == chosen
+    for sides in report["figures"].values():
+        assert set(sides) == {"strictq", "same"}
+        assert all(math.isfinite(value) for values in sides.values() for value in values)
+    assert list(tmp_path.iterdir()) == [file], "the run leaves nothing behind"
+
+
+def test_peers_do_the_patterns_that_they_can(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run(
+        "-m", "benchmarks", "patterns", "--tiny", "--only", "one", "consume-3", "--json", str(file), "--dir", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " failed: " not in done.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    peers = {"litequeue", "persist-queue", "huey", "diskcache", "redis"} - set(report["missing"])
+    assert set(report["figures"]["one"]) == {"strictq", "bare SQLite", *peers}
+    assert set(report["figures"]["consume-3"]) == {"strictq", *peers}, "bare SQLite has one reader"
+
+
+def test_a_program_that_lost_a_message_is_a_failure(tmp_path: Path) -> None:
+    # A version of strictq in which `stats` counts one message more.
+    package = tmp_path / "other" / "strictq"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        f"""
+import importlib.util, sys, types
+spec = importlib.util.spec_from_file_location("strictq", {str(ROOT / "strictq" / "__init__.py")!r},
+                                              submodule_search_locations=[{str(ROOT / "strictq")!r}])
+module = importlib.util.module_from_spec(spec)
+sys.modules["strictq"] = module
+spec.loader.exec_module(module)
+stats = module.Queue.stats
+module.Queue.stats = lambda self: types.SimpleNamespace(depth=stats(self).depth + 1)
+""",
+        encoding="utf-8",
+    )
+    done = run("-m", "benchmarks", "patterns", "--tiny", "--no-peers", "--only", "one", "--against", f"off={tmp_path / 'other'}")
+    assert done.returncode == 0, "only this version's failures count"
+    assert "off failed: RuntimeError: 1 messages are left, expected 0" in done.stderr
+
+
+def test_the_bounds_of_the_patterns_are_judged() -> None:
+    code = """
+from benchmarks.patterns.command import broken
+figures = {"consume-1": {"strictq": [10.0, 12.0]}, "consume-3": {"strictq": [31.0, 36.0]}, "look-peek": {"strictq": [250.0]}}
+print(*broken(figures), sep="\\n")
+"""
+    done = run("-c", code)
+    assert done.stdout.splitlines() == [
+        "consume-3 / consume-1 at most 3; it is 3.05",
+        "look-peek at most 200 µs; it is 250",
+    ]
+
+
+def test_the_floor_reads_what_was_appended(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from strictq.bench.floor import Floor, rows
+lines = rows(10, b"x")
+with Floor(Path({str(tmp_path / "floor")!r}), "process") as floor:
+    floor.life(lines, 1)
+    floor.life(lines, 3)
+    floor.append(lines[:4])
+    print([row[1] for row in floor.read(2)])
+    floor.delete(2)
+    floor.append(lines[4:6])
+    print([row[1] for row in floor.read(4)])
+    floor.delete(4)
+    floor.append_one_by_one(lines[6:8])
+    print([row[1] for row in floor.read(9)])
+    floor.life(lines[8:10], 1)
+    print([row[1] for row in floor.read(9)])
+    floor.empty()
+    floor.append(lines[:1])
+    print([row[1] for row in floor.read(9)])
+"""
+    done = run("-c", code)
+    assert done.stdout.splitlines() == ["[0, 1]", "[2, 3, 4, 5]", "[6, 7]", "[8, 9]", "[0]"], done.stderr
