@@ -33,7 +33,7 @@ StrictqError                     .transient  .hint
     ├── StoreFull                    the disk is full; nothing was changed
     ├── StoreCorrupt                 the file is missing or damaged; the shard is quarantined
     ├── SchemaMismatch               the file was written by a newer strictq; nothing was changed
-    └── OutcomeUnknown               the COMMIT failed; it may or may not have taken effect
+    └── OutcomeUnknown               the COMMIT, or a step after it, failed; it may have taken effect
         └── NotConfirmed             committed here, but the replica did not confirm it: a promotion may lose it
 ```
 """
@@ -434,7 +434,9 @@ class SchemaMismatch(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The COMMIT failed, and may or may not have taken effect. The shard was closed and will be reopened.
+    """The COMMIT failed, or a step that follows it: the call may have taken effect, wholly or in part.
+
+    After a failed COMMIT, the shard was closed and will be reopened.
 
     Repeat the call: an ack, nack or transaction under the same token succeeds if the first one did. Repeating a send is safe
     if it has a dedup_id.

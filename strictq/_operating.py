@@ -140,11 +140,7 @@ class Operations:
 
     def purge(self, key: Key | None, *, dead: bool, history: bool) -> int:
         storage = self._open(writing=True)
-        raw = _encoded(key)
-        gone = storage.purge(raw, dead=dead)
-        if history:
-            storage.forget_history(raw)
-        return gone
+        return storage.purge(_encoded(key), dead=dead, records=history)
 
     def purge_history(self, key: Key | None) -> int:
         return self._open(writing=True).forget_history(_encoded(key))

@@ -157,7 +157,7 @@ class Sending:
             return (*self._check(messages, config), config)
         except InvalidArgument:
             # Another process may have relaxed the settings since this one last wrote.
-            if not self._storage.refresh_config():
+            if not self._storage.refresh_settings():
                 raise
             config = self._storage.config
             return (*self._check(messages, config), config)

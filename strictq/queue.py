@@ -697,8 +697,7 @@ class Queue:
         Raises:
             ConfigError: a setting is unknown, out of range, or contradicts another; nothing was changed.
             InvalidArgument: this is inside a transaction of the queue; nothing was changed.
-            StoreError: the change is stored, but a shard could not be reached; its copy is updated at this object's next write
-                there.
+            OutcomeUnknown: the change may be stored, or a shard could not be reached; a repetition completes it.
 
         Examples:
             >>> q = strictq.open(":memory:")
@@ -718,6 +717,7 @@ class Queue:
             sql: statements on tables, indexes and views whose names start with app_.
         Raises:
             InvalidArgument: the SQL is invalid, or uses other tables; nothing was changed.
+            OutcomeUnknown: the SQL may be recorded, or a shard could not be reached; a repetition completes it.
         """
         self._operations.app_schema(sql)
 

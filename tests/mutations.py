@@ -1178,9 +1178,23 @@ MUTATIONS = [
     _store(
         "a process that learns of confirmed mode in a write waits behind it",
         "settings.py",
-        "        self.confirming.active = True  # provisional: `look` decides after this commit\n",
+        "            self.confirming.adopt(known.replication, rounds)\n",
         "",
         "tests/replication/test_confirmed.py",
+    ),
+    _store(
+        "a step that fails after others were committed does not say that nothing was changed",
+        "lanes/operate.py",
+        "if not begun or",
+        "if True or",
+        "tests/faults/test_after_commit.py",
+    ),
+    _store(
+        "a receive whose sync fails returns its leases",
+        "receive.py",
+        "                    _give_back([each for each in brought if each[0] is shard])  # a failed sync follows a COMMIT\n",
+        "",
+        "tests/store/test_commit.py",
     ),
     Mutation(
         "a round ends when the target has all that it saw",

@@ -257,9 +257,9 @@ class Storage:
         """Whether this object's own thread has a WAL to checkpoint, or is checkpointing one."""
         return bool(self._store._upkeep._grown)
 
-    def refresh_config(self) -> bool:
-        """Read the newest settings. Return whether they changed."""
-        return self._store.refresh_config()
+    def refresh_settings(self) -> bool:
+        """Read the newest settings, and where the queue ships to. Return whether anything changed."""
+        return self._store.refresh_settings()
 
     @property
     def clock(self) -> Clock:
@@ -631,15 +631,19 @@ class Storage:
         """Redrive dead letters of one key (those with these seqs, or all) or of all keys, in steps. Return their number."""
         return operate.redrive_all(self._store) if key is None else operate.redrive_key(self._store, key, seqs)
 
-    def purge(self, key: bytes | None, *, dead: bool) -> int:
+    def purge(self, key: bytes | None, *, dead: bool, records: bool = False) -> int:
         """Remove unresolved messages that are not in flight, and dedup ids, of a key or of all, in steps.
 
         Args:
             dead: remove dead letters, too.
+            records: and the records of finished messages.
         Returns:
             The number of removed messages and dead letters.
+        Raises:
+            StoreError: nothing happened.
+            OutcomeUnknown: it may have happened, or a part of it; a repetition does the rest. So for each call in steps.
         """
-        return operate.purge(self._store, key, dead=dead)
+        return operate.purge(self._store, key, dead=dead, records=records)
 
     def forget_history(self, key: bytes | None = None, *, shard: int | None = None, upto: int | None = None) -> int:
         """Remove the present records of finished messages, in steps. Return their number.
@@ -667,10 +671,6 @@ class Storage:
     def set_replication(self, replication: Replication) -> None:
         """Store where the queue ships to, for every process. See `Queue.configure_replication`."""
         self._store.set_replication(replication)
-
-    def refresh_replication(self) -> None:
-        """Read where the queue ships to, because another process has changed it."""
-        self._store.refresh_replication(surely=True)
 
     def replication_status(self) -> ReplicationStatus | None:
         """Return the status of the replica. None: the queue was never replicated."""

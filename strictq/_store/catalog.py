@@ -15,7 +15,7 @@ from .. import _files as files
 from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
-from .._errors import ConfigError, StoreCorrupt, StoreError
+from .._errors import ConfigError, OutcomeUnknown, StoreCorrupt, StoreError
 from .._sql import CATALOG, CHECK, FORMAT_2, HOT, REPLICATION, SHARD, SHARD_SCHEMA
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
@@ -211,6 +211,18 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
     return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology, replication)
 
 
+def config_of(text: str) -> QueueConfig:
+    """Return a shard's copy of the configuration.
+
+    Raises:
+        apsw.CorruptError: it is invalid.
+    """
+    try:
+        return QueueConfig.from_json(text)
+    except ValueError as e:
+        raise apsw.CorruptError(f"its copy of the settings is invalid: {e}") from e
+
+
 def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
     """Return what is wrong with values that strictq never writes, or None."""
     if durability not in ("full", "process"):
@@ -307,10 +319,12 @@ def set_epoch(directory: Path, epoch: int) -> None:
         db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
 
 
-def add_app_schema(directory: Path, sql: str) -> None:
-    """Record the program's own tables for all shards, including future ones."""
+def add_app_schema(directory: Path, sql: str) -> list[tuple[int, str]]:
+    """Record the program's own tables for all shards, including future ones. Return all that is recorded."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.add_app_schema, (sql,))
+        rows: list[Any] = db.execute(CATALOG.read_app_schema, (0,)).fetchall()
+    return rows
 
 
 def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[tuple[int, str]]:
@@ -387,6 +401,11 @@ def _opened(path: Path, *, read_only: bool = False, fresh: bool = False) -> Iter
 
 @contextmanager
 def _writing(db: apsw.Connection) -> Iterator[None]:
+    """Run the block in a write transaction on queue.db.
+
+    Raises:
+        OutcomeUnknown: the COMMIT failed, and may have taken effect.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -394,4 +413,9 @@ def _writing(db: apsw.Connection) -> Iterator[None]:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")
+    try:
+        db.execute("COMMIT")
+    except (apsw.BusyError, apsw.FullError):
+        raise  # the journal was not deleted, so closing the connection rolls it back
+    except apsw.Error as e:
+        raise OutcomeUnknown(f"COMMIT failed: {e}", shard=-1, cause=e) from e

@@ -100,6 +100,7 @@ def _receive(
                     wanted = request._replace(room=room) if into else request
                     got, timer = _claim_from(store, shard, wanted, brought, seconds, joined)
                 except StoreError as e:
+                    _give_back([each for each in brought if each[0] is shard])  # a failed sync follows a COMMIT
                     if seconds is not None and isinstance(e, StoreBusy):
                         shard.gave = False
                         busy.append(shard)

@@ -6,12 +6,13 @@ They are stored in queue.db. An in-memory queue keeps them here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from .. import _files as files
 from .._config import QueueConfig
-from .._errors import StoreError
+from .._errors import OutcomeUnknown, StoreError
 from .._observe import logger
 from . import catalog
 from .catalog import Catalog, Replication
@@ -39,9 +40,9 @@ class Settings:
         self._stored_estimates: dict[str, str] = {}
         self._estimates_at: int | None = None
         self._lock = threading.Lock()
+        self._adopting = threading.Lock()
         self.replication = known.replication
-        """Where the queue ships to, as this process last saw it. None: it was never replicated."""
-        self._replication_seen = known.config_version
+        """Where the queue ships to, as this process last saw it: that of `settings`. None: it was never replicated."""
 
     def healthy(self) -> list[Shard]:
         """Return the shards that are in service."""
@@ -55,17 +56,36 @@ class Settings:
         return self.settings[0]
 
     def adopt_config(self, text: str, version: int) -> None:
-        self.settings = (QueueConfig.from_json(text), version)
-        self.confirming.active = True  # provisional: `look` decides after this commit
+        """Adopt the settings that a shard has a newer version of. Called inside its write transaction, before anything changed.
 
-    def refresh_config(self) -> bool:
-        """Read the newest configuration from queue.db. Return whether it changed."""
-        if self.directory is None:
-            return False
+        Everything that the version stands for is read now, so that nothing must be read after the COMMIT.
+
+        Args:
+            text: the shard's copy of the configuration.
+        """
+        assert self.directory is not None
         known = catalog.read(self.directory, read_only=self.read_only)
-        if known.config_version == self.settings[1]:
-            return False
-        self.settings = (known.config, known.config_version)
+        if known.config_version < version:  # queue.db is an older copy
+            known = known._replace(config=catalog.config_of(text), config_version=version)
+        self._adopt(known)
+
+    def refresh_settings(self) -> bool:
+        """Read the newest settings and replication from queue.db. Return whether they changed."""
+        return self.directory is not None and self._adopt(catalog.read(self.directory, read_only=self.read_only))
+
+    def _adopt(self, known: Catalog) -> bool:
+        """Adopt what was read from queue.db, unless this process knows as much. Return whether anything changed.
+
+        Raises:
+            StoreError: a file of confirmed mode can't be opened; nothing was adopted.
+        """
+        rounds = self.confirming.prepare(known.replication)
+        with self._adopting:
+            if known.config_version <= self.settings[1]:
+                return False
+            self.replication = known.replication
+            self.confirming.adopt(known.replication, rounds)
+            self.settings = (known.config, known.config_version)  # the last one, because its version tells that all are known
         return True
 
     def compare(self, given: QueueConfig, on_mismatch: OnMismatch) -> None:
@@ -96,43 +116,54 @@ class Settings:
         Raises:
             ConfigError: the settings do not suit the number of shards; nothing changed.
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
-                to it.
+            OutcomeUnknown: the change may be stored, or a shard could not be reached. A repetition completes it.
         """
         for shard in self.shards:
             shard.require_outside()
         with self._lock:
             while True:
-                self.refresh_config()
+                self.refresh_settings()
                 old, number = self.settings
                 config = old.evolve(**changes)
                 catalog.require_scope(config, len(self.shards))
-                if config == old:
-                    return config
                 version: int | None = number + 1
-                if self.directory is not None:
+                if config == old:
+                    version = number
+                elif self.directory is not None:
                     version = catalog.set_config(self.directory, config, number)
                 if version is not None:
                     break
-            self.settings = (config, version)
+            with self._adopting:
+                if version > self.settings[1]:
+                    self.settings = (config, version)
         self._tell_shards()
         return config
 
     def _tell_shards(self) -> None:
-        """Give every shard its copy of the settings.
+        """Give every shard its copy of the settings, which are stored.
 
         Raises:
-            StoreError: a shard could not be reached; the others have their copies.
+            OutcomeUnknown: a shard could not be reached; the others have their copies.
+        """
+        with self.confirming.later():
+            self._in_all_shards(lambda shard: shard.run(lambda _tx: None))  # every write begins by updating the shard's copy
+
+    def _in_all_shards(self, act: Callable[[Shard], object]) -> None:
+        """Apply to every shard what is stored in queue.db.
+
+        Raises:
+            OutcomeUnknown: it failed in one of them; the others have it.
         """
         failed: StoreError | None = None
-        with self.confirming.later():
-            for shard in self.healthy():
-                try:
-                    shard.run(lambda _tx: None)  # every write begins by updating the shard's copy
-                except StoreError as e:
-                    failed = e
+        for shard in self.healthy():
+            try:
+                act(shard)
+            except StoreError as e:
+                failed = e
         if failed is not None:
-            raise failed
+            raise OutcomeUnknown(
+                f"it is stored, but did not reach the shard: {failed}", shard=failed.shard, cause=failed
+            ) from failed
 
     # ---- replication
 
@@ -141,37 +172,27 @@ class Settings:
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
-                to it.
+            OutcomeUnknown: the change may be stored, or a shard could not be reached. A repetition completes it.
         """
         assert self.directory is not None
         for shard in self.shards:
             shard.require_outside()
         with self._lock:
-            self.refresh_config()
+            self.refresh_settings()
+            rounds = self.confirming.prepare(replication)
             version = catalog.set_replication(self.directory, replication)
-            self.settings = (self.settings[0], version)
-            self.replication, self._replication_seen = replication, version
-        self.confirming.look()
+            with self._adopting:
+                self.replication = replication
+                self.confirming.adopt(replication, rounds)
+                self.settings = (self.settings[0], version)
         self._tell_shards()
 
-    @property
-    def replication_is_seen(self) -> bool:
-        """Whether `replication` was read since this process noticed the last change of the settings."""
-        return self._replication_seen == self.settings[1]
-
-    def refresh_replication(self, *, surely: bool = False) -> None:
-        """Update where the queue ships to. Costs nothing unless this process noticed that the settings changed.
-
-        Args:
-            surely: read it even if no change was noticed.
-        """
-        if self.directory is not None and (surely or not self.replication_is_seen):
-            known = catalog.read(self.directory, read_only=self.read_only)
-            self.replication, self._replication_seen = known.replication, self.settings[1]
-
     def define_app_schema(self, sql: str) -> None:
-        """Create the program's own tables in every shard, including future ones."""
+        """Create the program's own tables in every shard, including future ones.
+
+        Raises:
+            OutcomeUnknown: they may be recorded, or a shard could not be reached. A repetition completes it.
+        """
         if self.directory is not None:
             self.app_schema = catalog.app_schema(self.directory, 0)
         if sql not in (known for _, known in self.app_schema):
@@ -182,11 +203,9 @@ class Settings:
                 self._memory_schema.append(sql)
             schema = list(enumerate(self._memory_schema, 1))
         else:
-            catalog.add_app_schema(self.directory, sql)
-            schema = catalog.app_schema(self.directory, 0)
+            schema = catalog.add_app_schema(self.directory, sql)
         self.app_schema = schema
-        for shard in self.healthy():
-            shard.define()
+        self._in_all_shards(Shard.define)
 
     # ---- learned durations
 

@@ -14,7 +14,16 @@ import apsw
 from .. import _files as files
 from .. import _hints as hints
 from .._clock import Clock
-from .._errors import InvalidArgument, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from .._errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    SchemaMismatch,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StrictqError,
+)
 from .._observe import logger
 from .._sql import HOT, SHARD
 from .._types import Event
@@ -443,13 +452,17 @@ class Shard:
         return self.wal.has_room(size)
 
     def sync(self) -> None:
-        """Make every commit of this shard survive a power cut, at any durability."""
+        """Make every commit of this shard survive a power cut, at any durability.
+
+        Raises:
+            OutcomeUnknown: what is committed may not survive one.
+        """
         if self.path is not None:
             try:
                 layout.sync_wal(self.path)
             except OSError as e:
                 self._writer.distrust()
-                raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
+                raise OutcomeUnknown(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
         self.confirm()
 
     def confirm(self) -> None:

@@ -693,6 +693,7 @@ class Store(Settings):
         if child:
             self._pid = _process.pid
             self._lock = threading.Lock()
+            self._adopting = threading.Lock()
             self._forgets = threading.Lock()
             self.observers.after_fork_in_child()
             self.confirming.after_fork_in_child()

@@ -333,7 +333,7 @@ class ShipKeeper:
             self._let_go()
             return wait
         if self._shipper is not None and self._shipper.configured != self._replication:
-            storage.refresh_replication()  # another process changed it, and this one has written nothing since
+            storage.refresh_settings()  # another process changed it, and this one has written nothing since
             return None
         if shipped or self._unshown or self._failures or self.lapsed:
             at_once = self._rounds is None or self._failures > 0 or self.lapsed

@@ -91,7 +91,7 @@ def configure(
     if directory is None:
         raise ConfigError("a queue in memory has no files that could be shipped")
     key = read_key(settings.key_file) if settings.key_file else b""
-    storage.refresh_replication()
+    storage.refresh_settings()
     known = storage.replication
     if known is not None and known.mode == "fenced":
         raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
@@ -160,7 +160,7 @@ def _claimed(
 
 def detach(storage: Storage, *, force: bool) -> bool:
     """Stop shipping the queue. Return whether it was shipped or fenced. See `Queue.detach`."""
-    storage.refresh_replication()
+    storage.refresh_settings()
     known = storage.replication
     if storage.directory is None or known is None or not (known.ships or known.mode == "fenced"):
         return False

@@ -16,9 +16,11 @@ import strictq
 from strictq import Delivery, InvalidArgument, LeaseLost, Observer, OutcomeUnknown, Queue, StoreFull
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
+from strictq._store.disk import layout
 from strictq._store.lanes.leases import Settlement
 from strictq._store.lanes.send import Append
 from strictq._store.lanes.settle import Ack
+from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
 from tests.support.internals import at_rest, connection_of, failing, shard_of, writer_of
 from tests.support.queues import Opener, drain, fill, seqs
@@ -905,3 +907,19 @@ def test_what_nobody_watches_is_not_looked_at(q: Queue, monkeypatch: pytest.Monk
     with q.observe(Counting()):
         q.send(b"", "k")
     assert len(taken) == 2
+
+
+def test_a_receive_whose_sync_fails_returns_its_leases(disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.open(durability="full").send(b"", "k")
+    disk.close()
+    clock.reboot()
+    q = disk.open(durability="full")
+
+    def fails(_path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OutcomeUnknown, match="could not be synced"):
+        patch.setattr(layout, "sync_wal", fails)
+        q.receive()
+    assert q.stats().in_flight == 0
+    assert [d.attempt for d in q.receive()] == [1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 
 from strictq import Queue, StoreCorrupt, StoreError
 from strictq._keys import Key, encode_key
+from strictq._sql import HOT
 from strictq._store import upkeep
 from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
@@ -20,6 +25,65 @@ from strictq._store.disk import epoch
 from strictq._store.shard import Shard
 from tests.support.internals import failing, shard_of, store_of, tamper
 from tests.support.internals import fold as fold
+
+
+class AfterCommit:
+    """In the block, after this thread's first COMMIT to files in a directory, lets what needs the disk or SQLite fail.
+
+    That is every statement, every new connection and every file that is opened, also while SQLite ends the COMMIT. They are
+    numbered from 0.
+
+    Args:
+        fails: returns whether the step with this number fails.
+    """
+
+    def __init__(self, directory: Path, fails: Callable[[int], bool]) -> None:
+        self._directory = str(directory)
+        self._fails = fails
+        self._thread = threading.get_ident()
+        self._committed = self._over = False
+        self.steps = 0
+
+    def __enter__(self) -> AfterCommit:
+        for db in apsw.connections():
+            if db.filename.startswith(self._directory):
+                self._trace(db)
+        apsw.connection_hooks.append(self._connection)
+        sys.addaudithook(self._audit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True  # an audit hook can't be removed
+        apsw.connection_hooks.remove(self._connection)
+
+    def _trace(self, db: apsw.Connection) -> None:
+        while db.exec_trace != self._statement:
+            with suppress(apsw.ThreadingViolationError):  # the queue's own thread uses it
+                db.exec_trace = self._statement
+
+    def _step(self) -> bool:
+        if self._over or not self._committed or threading.get_ident() != self._thread:
+            return False
+        self.steps += 1
+        return self._fails(self.steps - 1)
+
+    def _statement(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        if self._step():
+            raise apsw.exception_for(apsw.SQLITE_IOERR_READ)
+        if sql.startswith("COMMIT") or sql in (HOT.append_arrival, HOT.append_event):
+            self._committed |= threading.get_ident() == self._thread
+        return True
+
+    def _connection(self, db: apsw.Connection) -> None:
+        if not db.filename.startswith(self._directory):
+            return
+        if self._step():
+            raise apsw.exception_for(apsw.SQLITE_CANTOPEN)
+        self._trace(db)
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(self._directory) and self._step():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @contextmanager

@@ -489,10 +489,10 @@ class Writer:
 
     def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
-        config, version = host.settings
-        if totals.config_version > version:
+        if totals.config_version > host.settings[1]:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
-        else:
+        config, version = host.settings
+        if totals.config_version < version:
             db.execute(SHARD.write_meta, ("config", config.to_json()))
             totals.config_version = version
 

@@ -6,12 +6,13 @@ long for the write lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
+from ..._errors import OutcomeUnknown, StoreError
 from ..._keys import is_keyless
 from ..._sql import INSPECT, LANES, OPERATE
 from ..commit.calls import bound
@@ -173,7 +174,25 @@ def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
     return lane
 
 
-# ---- over many transactions
+# ---- over many transactions: each generator yields the count of each committed step
+
+
+def _run(steps: Iterable[int]) -> int:
+    """Run steps, and return the sum of their counts.
+
+    Raises:
+        OutcomeUnknown: a step failed after others were committed.
+    """
+    total, begun = 0, False
+    try:
+        for n in steps:
+            total += n
+            begun = True
+    except StoreError as e:
+        if not begun or isinstance(e, OutcomeUnknown):
+            raise
+        raise OutcomeUnknown(f"only a part was done: {total} messages, and then {e}", shard=e.shard, cause=e) from e
+    return total
 
 
 def _lane_of(shard: Shard, key: bytes) -> int | None:
@@ -187,77 +206,88 @@ def _lane_of(shard: Shard, key: bytes) -> int | None:
 def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:
     shard = store.shard_of(key)
     lane = _lane_of(shard, key)
-    if lane is None:
-        return 0
-    return _redrive_lane(shard, lane, seqs)
+    return 0 if lane is None else _run(_redrive_lane(shard, lane, seqs))
 
 
-def _redrive_lane(shard: Shard, lane: int, seqs: Sequence[int] | None) -> int:
-    total = 0
-    while True:
+def _redrive_lane(shard: Shard, lane: int, seqs: Sequence[int] | None) -> Iterator[int]:
+    n = REDRIVE_STEP
+    while n == REDRIVE_STEP:
         n = shard.run(lambda tx: redrive(tx, lane, seqs))
-        total += n
-        if seqs is not None or n < REDRIVE_STEP:
-            return total
+        yield n
+        if seqs is not None:
+            return
 
 
 def redrive_all(store: Store) -> int:
-    total = 0
+    return _run(_redrive_all(store))
+
+
+def _redrive_all(store: Store) -> Iterator[int]:
     for shard in store.healthy():
         after = 0
         while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP), hot=False):
-            total += sum(_redrive_lane(shard, lane, None) for lane in found)
+            for lane in found:
+                yield from _redrive_lane(shard, lane, None)
             after = found[-1]
-    return total
 
 
 def release_all_keyless(store: Store) -> int:
     """End the holds of all keyless messages, in steps."""
-    total = 0
+    return _run(_release_all_keyless(store))
+
+
+def _release_all_keyless(store: Store) -> Iterator[int]:
     for shard in store.healthy():
         while n := shard.run(release_keyless):
-            total += n
-    return total
+            yield n
 
 
-def purge(store: Store, key: bytes | None, *, dead: bool) -> int:
+def purge(store: Store, key: bytes | None, *, dead: bool, records: bool) -> int:
+    """Remove messages, and with `records` also those of finished messages, of a key or of all. Return the number of messages."""
+    return _run(_purge(store, key, dead, records))
+
+
+def _purge(store: Store, key: bytes | None, dead: bool, records: bool) -> Iterator[int]:
     if key is not None:
         shard = store.shard_of(key)
         lane = _lane_of(shard, key)
-        return 0 if lane is None else _purge_lane(shard, lane, dead)
-    total = 0
-    for shard in store.healthy():
-        shard.cool()
-        dead_lane = next_dead_lane if dead else next_waiting_lane
-        for walk in (next_lane, next_dedup_lane, dead_lane):
-            after = 0
-            while (lane := shard.glance(bound(walk, after))) is not None:
-                total += _purge_lane(shard, lane, dead)
-                after = lane
-    return total
+        if lane is not None:
+            yield from _purge_lane(shard, lane, dead)
+    else:
+        for shard in store.healthy():
+            shard.cool()
+            dead_lane = next_dead_lane if dead else next_waiting_lane
+            for walk in (next_lane, next_dedup_lane, dead_lane):
+                after = 0
+                while (lane := shard.glance(bound(walk, after))) is not None:
+                    yield from _purge_lane(shard, lane, dead)
+                    after = lane
+    if records:
+        for _ in _forget_history(store, key, None, None):
+            yield 0
 
 
-def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
-    total = 0
+def _purge_lane(shard: Shard, lane: int, dead: bool) -> Iterator[int]:
     for step in (purge_lane, *([purge_dead] if dead else [])):
         more = True
         while more:
             n, more = shard.drain(bound(step, lane))
-            total += n
-    return total
+            yield n
 
 
 def forget_history(store: Store, key: bytes | None, shard: int | None, upto: int | None) -> int:
     """Remove records of finished messages, of a key, of a shard or of all, up to a number or all present ones."""
+    return _run(_forget_history(store, key, shard, upto))
+
+
+def _forget_history(store: Store, key: bytes | None, shard: int | None, upto: int | None) -> Iterator[int]:
     if key is not None:
         shard = store.shard_of(key).number
-    total = 0
     for each in store.healthy() if shard is None else [store.shards[shard]]:
         at, end = 0, each.read(history.newest, hot=False) if upto is None else upto
         while at < end:
             gone, at = each.drain(bound(history.purge_step, at, end, key))
-            total += gone
-    return total
+            yield gone
 
 
 def end_failure_delays(store: Store, keys: Sequence[bytes] | None, *, one: bool = False) -> int:
@@ -269,13 +299,17 @@ def end_failure_delays(store: Store, keys: Sequence[bytes] | None, *, one: bool 
     Returns:
         How many there were.
     """
-    total = 0
-    steps = _with_failure_delays(store, one) if keys is None else _lanes_of(store, keys, 1 if one else sweeps.END_STEP)
-    for shard, found in steps:
-        total += shard.drain(bound(sweeps.end_failure_delays, found))
-        if one and total:
-            break
-    return total
+    return _run(_end_failure_delays(store, keys, one))
+
+
+def _end_failure_delays(store: Store, keys: Sequence[bytes] | None, one: bool) -> Iterator[int]:
+    for shard, found in (
+        _with_failure_delays(store, one) if keys is None else _lanes_of(store, keys, 1 if one else sweeps.END_STEP)
+    ):
+        n = shard.drain(bound(sweeps.end_failure_delays, found))
+        yield n
+        if one and n:
+            return
 
 
 def _with_failure_delays(store: Store, one: bool) -> Iterator[tuple[Shard, list[int]]]:

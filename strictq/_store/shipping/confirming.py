@@ -53,6 +53,8 @@ class Rounds:
 
         names = "\0".join((replication.history_id, str(replication.term), replication.target, boot_id))
         self._tag = int.from_bytes(blake2b(names.encode(), digest_size=_SLOT_BYTES).digest(), "big")
+        self.timeout_seconds = replication.timeout_seconds
+        """How long a call waits for a confirmation."""
         with files.typed("the rounds of the shipper can't be mapped"):
             fd = files.open_regular(directory / layout.SHIP_ROUNDS, os.O_RDWR | os.O_CREAT)
             try:
@@ -148,9 +150,7 @@ class ConfirmingHost(Protocol):
 
     @property
     def replication(self) -> Replication | None: ...
-    @property
-    def replication_is_seen(self) -> bool: ...
-    def refresh_replication(self, *, surely: bool = False) -> None: ...
+    def refresh_settings(self) -> bool: ...
 
 
 class Confirming:
@@ -163,33 +163,39 @@ class Confirming:
         self._host = host
         self._rounds: Rounds | None = None
         self._rounds_of: Replication | None = None
-        self._looked_at: Replication | None = None
-        self._timeout_seconds = 0.0
         self._since = host.clock.boot()
         self._later = threading.local()
         self.after_fork_in_child()
         self.active = False
         """Whether writes may have to be confirmed or refused. If so, call `wait` after each."""
-        self.look()
+        self.adopt(host.replication, self.prepare(host.replication))
 
     def after_fork_in_child(self) -> None:
-        """Replace the locks: a thread of the parent may have held them."""
+        """Replace the lock: a thread of the parent may have held it."""
         self._turn = threading.Lock()
-        self._guard = threading.Lock()
         if self._rounds is not None:
             self._rounds.after_fork_in_child()
 
-    def look(self) -> None:
-        """Adopt the queue's replication, as far as this process knows it."""
-        known = self._host.replication
-        confirmed = known is not None and known.mode == "confirmed"
+    def prepare(self, known: Replication | None) -> Rounds | None:
+        """Open what confirmations of this replication need, before it is adopted.
+
+        Raises:
+            StoreError: a file can't be opened.
+        """
+        if known is None or known.mode != "confirmed" or self._host.read_only:
+            return None
+        return self.rounds(known)
+
+    def adopt(self, known: Replication | None, rounds: Rounds | None) -> None:
+        """Adopt the queue's replication. Cannot fail: this may happen after a COMMIT.
+
+        Args:
+            rounds: what `prepare` returned for it.
+        """
         self.active = known is not None and known.mode in ("confirmed", "fenced")
-        if confirmed and known != self._rounds_of and not self._host.read_only:
-            assert known is not None
-            self._timeout_seconds = known.timeout_seconds
-            self._rounds, self._rounds_of = self.rounds(known), known
+        if rounds is not None and known != self._rounds_of:
+            self._rounds, self._rounds_of = rounds, known
             self._since = self._host.clock.boot()
-        self._looked_at = known
 
     def rounds(self, known: Replication) -> Rounds:
         """Return the rounds of the process that ships to this target."""
@@ -197,14 +203,6 @@ class Confirming:
             return self._rounds
         assert self._host.directory is not None
         return Rounds(self._host.directory, known, self._host.clock.boot_id())
-
-    def _current(self) -> Replication | None:
-        """Return the stored replication, after a change that this process has noticed."""
-        if not self._host.replication_is_seen or self._host.replication is not self._looked_at:
-            with self._guard:
-                self._host.refresh_replication()
-                self.look()
-        return self._host.replication
 
     # ---- before a write
 
@@ -224,12 +222,12 @@ class Confirming:
         Raises:
             TargetUnavailable, Fenced: nothing was changed.
         """
-        known = self._current()
+        known = self._host.replication
         self.require()
         if known is None or known.mode != "confirmed" or self._rounds is None:
             return
         silent = (self._host.clock.boot() - max(self._rounds.answered_at, self._since)) / MICROSECONDS
-        if silent > self._timeout_seconds:
+        if silent > self._rounds.timeout_seconds:
             raise TargetUnavailable(
                 f"{known.target} has not confirmed any change for {silent:.0f} s; nothing was changed{self._why(known)}",
                 known.target, hint=hints.CONFIRMING_TARGET,
@@ -277,7 +275,7 @@ class Confirming:
         """
         if self._quiet:
             return
-        known = self._current()
+        known = self._host.replication
         if known is None or not self.active:
             return
         rounds = self._rounds
@@ -286,7 +284,7 @@ class Confirming:
         number = rounds.next
         if number is not None:
             self._ask(rounds, number)
-        until = time.monotonic() + self._timeout_seconds
+        until = time.monotonic() + rounds.timeout_seconds
         if self._host.shipping.is_here:
             self._await(known, rounds, number, until)
             return
@@ -294,7 +292,7 @@ class Confirming:
         try:
             # One of the waiting threads reads the file. When its round has ended, the others' rounds have ended, too, or soon
             # will.
-            held += map(self._turn.acquire, (True,), (self._timeout_seconds,))
+            held += map(self._turn.acquire, (True,), (rounds.timeout_seconds,))
             if not held[0]:
                 if number is not None and rounds.has_ended(number):
                     return
@@ -337,12 +335,10 @@ class Confirming:
             NotConfirmed: the replica was promoted, or the queue now ships to another target.
         """
         with suppress(StrictqError):
-            self._host.refresh_replication(surely=True)
+            self._host.refresh_settings()
         found = self._host.replication
         if found == known:
             return False
-        with self._guard:
-            self.look()
         if found is not None and found.mode in ("off", "async"):
             return True
         raise self._not_confirmed(known)

@@ -45,8 +45,6 @@ class ShippingHost(Protocol):
     replication: Replication | None
     short_of_space: bool
 
-    def refresh_replication(self) -> None: ...
-
 
 class Shipping:
     """The shipping of one queue object of this process."""
@@ -91,8 +89,6 @@ class Shipping:
         """Ensure that some process ships. Called every two seconds. Costs nothing if the queue is not replicated."""
         if self._host.read_only or self._paused:
             return
-        with suppress(StrictqError):
-            self._host.refresh_replication()
         if self._ships is None and not self.wanted:
             return
         if not self._lock.acquire(blocking=False):
