@@ -131,6 +131,10 @@ class Delivery(MessageState):
         return Fields.starts(self._row) + 1
 
     @property
+    def _is_suspect(self) -> bool:
+        return Fields.is_suspect(self._row)
+
+    @property
     def enqueued_at(self) -> float:
         """The time of the send, in seconds since 1970."""
         return self.lease._client.settling.to_wall(Fields.sent_at(self._row))

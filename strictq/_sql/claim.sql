@@ -20,6 +20,16 @@ SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 -- sweeps.end_claims: leases of a worker that died. Takes now, tokens. Scans the leases.
 UPDATE lease SET deadline = ?1 WHERE token IN (SELECT value FROM carray(?2)) AND expired = 0 AND deadline > ?1;
 
+-- name: unblamed
+-- sweeps.end_claims: leases of a worker that died in which a message was started beside others. In a solo lease it ran alone.
+-- Takes tokens. Scans the leases.
+SELECT e.lane, e.consumer, e.lo, e.started, e.leased_at FROM lease e CROSS JOIN lane l ON l.id = e.lane
+WHERE e.token IN (SELECT value FROM carray(?)) AND e.started >= e.lo AND l.solo_to < e.lo;
+
+-- name: forget_start
+-- sweeps.end_claims: no start of the lease is charged. Takes how far `started` is before `lo`, lane. Index: primary key.
+UPDATE lease SET started = lo - ? WHERE lane = ?;
+
 -- name: mark_expired
 -- sweeps.expire_leases: a lease is past its deadline; it stays until the lane is retaken. Takes lane. Index: primary key.
 UPDATE lease SET expired = 1 WHERE lane = ?;

@@ -128,13 +128,13 @@ UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors)
 SELECT errors FROM message WHERE lane = ? AND seq = ?;
 
 -- name: note_lost
--- lanes.retake: what the attempts of an expired lease left: its end, like the other errors, with the newest ones of each message.
--- After `charge`, so attempts has the number of the attempt. Takes error, at, how many are kept, lane, first and last seq.
+-- lanes.retake and sweeps: what the attempts of an expired lease left: its end, like the other errors, with the newest ones of each
+-- message. Takes error, at, how many are kept, lane, first and last seq, 1 if the attempt is not charged.
 -- Index: primary key.
 UPDATE message SET error = ?1, errors = json_insert(
     CASE WHEN NOT ifnull(json_valid(errors), 0) THEN '[]'
          WHEN json_array_length(errors) >= ?3 THEN json_remove(errors, '$[0]') ELSE errors END,
-    '$[#]', json_array(attempts & 4294967295, ?2, ?1, NULL))
+    '$[#]', json_array((attempts & 4294967295) + ?7, ?2, ?1, NULL))
 WHERE lane = ?4 AND seq BETWEEN ?5 AND ?6;
 
 -- name: set_outcome

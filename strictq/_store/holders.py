@@ -1,18 +1,20 @@
 """Ends a worker's leases when its process dies: a file lists the tokens of its claims while the process holds a lock on it.
 
 The lock ends with the process, however that ends, and with the children that share it. Any process that finds the file unlocked
-ends those leases. This only makes their end earlier: without the file or the note, a lease ends at its deadline.
+ends those leases. It also learns from the file which message can be blamed for the death: the only one that was running, or none
+if several were. Without the file or the note, a lease ends at its deadline, and what was started is charged.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from .._errors import StoreError
 from .._files import Lock, open_regular
@@ -24,9 +26,14 @@ except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
 CLAIMS: Final = 4096
-"""The number of claims that are kept. Leases of older claims end at their deadlines."""
+"""The number of records: one of `_SINGLE`, and the newest claims. Leases of older claims end at their deadlines."""
 _CLAIM: Final = struct.Struct("<QQ")
-"""Shard and token. No token is 0."""
+"""Shard and token. No token is 0, so other versions ignore the record of `_SINGLE`."""
+_SINGLE: Final = _CLAIM.pack(1, 0)
+"""The first record while no two messages have ever been running together in the process."""
+_SEVERAL: Final = _CLAIM.pack(0, 0)
+LOOK_SECONDS: Final = 1.0
+"""How long to wait for another process that ends the same dead process's leases."""
 
 
 class ProcessHold(Lock):
@@ -50,6 +57,7 @@ class ProcessHold(Lock):
             return
         self._lock(shared=True, seconds=0.0)
         if self._fd is not None:
+            os.pwrite(self._fd, _SINGLE, 0)
             os.ftruncate(self._fd, CLAIMS * _CLAIM.size)
             os.rename(self._path, self._name)
             self._path = self._name
@@ -64,8 +72,14 @@ class ProcessHold(Lock):
             return
         for shard, token in claims:
             with suppress(OSError):
-                os.pwrite(self._fd, _CLAIM.pack(shard, token), self._noted % CLAIMS * _CLAIM.size)
+                os.pwrite(self._fd, _CLAIM.pack(shard, token), (1 + self._noted % (CLAIMS - 1)) * _CLAIM.size)
             self._noted += 1
+
+    def note_several(self) -> None:
+        """Note that several messages may be running from now on, so that none of them is blamed alone."""
+        if self._fd is not None:
+            with suppress(OSError):  # at worst, one message is charged that only ran beside another
+                os.pwrite(self._fd, _SEVERAL, 0)
 
     def end(self) -> None:
         """Unregister a worker. The last one has released all its leases, and removes the file."""
@@ -101,8 +115,20 @@ def share(file: str | None) -> Lock | None:
     return held
 
 
-def dead(directory: Path) -> Iterator[dict[int, list[int]]]:
-    """Yield the claims of each dead process: tokens by shard. Its file is removed when the next item is requested."""
+class Dead(NamedTuple):
+    """What is known of a dead process.
+
+    Attributes:
+        claims: tokens by shard.
+        single: no two messages have ever been running together in it.
+    """
+
+    claims: dict[int, list[int]]
+    single: bool
+
+
+def dead(directory: Path) -> Iterator[Dead]:
+    """Yield each dead process. Its file is removed when the next one is requested."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(HOLDER)]
     except OSError:
@@ -113,13 +139,32 @@ def dead(directory: Path) -> Iterator[dict[int, list[int]]]:
         except (OSError, StoreError):
             continue  # it was removed meanwhile, or is not a holder's file
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield _claims(os.read(fd, CLAIMS * _CLAIM.size))
-            (directory / name).unlink(missing_ok=True)
+            if _is_dead(fd):
+                data = os.pread(fd, CLAIMS * _CLAIM.size, 0)
+                yield Dead(_claims(data), data.startswith(_SINGLE))
+                (directory / name).unlink(missing_ok=True)
         except OSError:
-            continue  # a process holds it
+            continue
         finally:
             os.close(fd)
+
+
+def _is_dead(fd: int) -> bool:
+    """Lock the file exclusively. Return False if its process is alive.
+
+    Another process may be ending these leases. Wait for it: a receive that went on could charge what it is about to clear.
+    """
+    until = time.monotonic() + LOOK_SECONDS
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(fd).st_nlink > 0
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False  # its process shares the lock
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.002)
 
 
 def _claims(data: bytes) -> dict[int, list[int]]:

@@ -538,10 +538,10 @@ class Store(Settings):
         self.dead_at = time.monotonic() + DEAD_SECONDS
         if self.directory is None or self.read_only:
             return
-        for claims in holders.dead(self.directory):
-            for shard, tokens in claims.items():
+        for found in holders.dead(self.directory):
+            for shard, tokens in found.claims.items():
                 if shard < len(self.shards) and self.shards[shard].failed is None:
-                    self.shards[shard].run(bound(sweeps.end_claims, tokens), DEAD_WAIT_SECONDS)
+                    self.shards[shard].run(bound(sweeps.end_claims, tokens, found.single), DEAD_WAIT_SECONDS)
 
     def notices(self, kind: type[R]) -> list[R]:
         """Return the reports of workers in all live processes."""

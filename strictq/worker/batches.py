@@ -3,7 +3,7 @@
 A group takes the first messages of waiting lanes, several of a lane in order, up to `batch_max`. Its messages are started
 together, run together, and are settled lane by lane. A lane has messages in one group at a time, so its later messages start
 after these are settled. A retried message is a group by itself, so that a message that fails the call cannot fail its
-neighbours again, and one that kills its process is identified.
+neighbours again. So is a suspect, which runs alone in the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .estimates import Estimates
 from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
 from .limits import Limits
 from .schedule import Board
+from .turns import Turns
 
 
 class BatchBoard(Board):
@@ -35,8 +36,9 @@ class BatchBoard(Board):
         job: type[Job] = Job,
         circuit: Circuit | None = None,
         propagate: Sequence[str] = (),
+        turns: Turns | None = None,
     ) -> None:
-        super().__init__(limits, estimates, job, circuit, propagate)
+        super().__init__(limits, estimates, job, circuit, propagate, turns)
         self.groups: set[JobBatch] = set()
         self.ready_groups: deque[JobBatch] = deque()
         self.finished: list[JobBatch] = []
@@ -54,6 +56,9 @@ class BatchBoard(Board):
         self.groups = {group for group in self.groups if group.live or (group.taken and not group.given_up)}
         if self.resting:
             return None
+        if self.paused:
+            self.select()
+            return None
         while len(self.groups) < self.limits.concurrency:
             jobs = self._first_again() or self._next(self.limits.batch_max)
             if not jobs:
@@ -67,6 +72,12 @@ class BatchBoard(Board):
             self._since = None
             self._start(jobs)
         return None
+
+    def _begin_suspect(self, job: Job) -> None:
+        self._start([job])
+
+    def runs_several(self, ended: int) -> bool:  # noqa: ARG002
+        return sum(len(group.jobs) for group in self.groups) > 1
 
     @property
     def _probing(self) -> bool:

@@ -18,6 +18,7 @@ from .prefetch import Buffer, Refill
 from .renewal import Leases
 from .settling import NOTE_SECONDS, Outcomes
 from .state import State
+from .turns import PROCESS
 
 GATHER_SECONDS: Final = 0.005
 """Longest time that a group of acks waits, in case one of its neighbours takes long after all."""
@@ -70,6 +71,7 @@ class Keeper:
         storage = self._storage
         storage.listen(self.state.wake)
         self.state.holder = holder = storage.hold_with_process()
+        PROCESS.join(self._board, self.state.wake, holder)
         self.state.tell_of_run("worker_started", f"{self._queue.path}, {self._board.limits.concurrency:,} messages at once")
         try:
             try:
@@ -77,6 +79,7 @@ class Keeper:
                     self._sleep(seconds)
             finally:
                 storage.unlisten(self.state.wake)
+                PROCESS.leave(self._board)
                 self._end()
                 self.state.ended = self._clock()
                 self.state.tell_of_run("worker_stopped", f"{self._queue.path}, {self._did()}")
@@ -116,6 +119,7 @@ class Keeper:
         due = self._plan()
         for executor in state.executors:
             executor.wake()
+        PROCESS.nudge(self._board)
         if state.learned and now >= self._save_at:
             self._save()
         if self._drain and not worked and not self._stopping and board.idle and self._buffer.found_nothing is not None:

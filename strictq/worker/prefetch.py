@@ -250,9 +250,7 @@ class Buffer:
     def should_share(self, now: float) -> bool:
         """Return whether lanes wait for a slot here while a consumer elsewhere is idle."""
         return (
-            len(self._board.lanes) > self._board.limits.concurrency
-            and now >= self._shared_until
-            and self._storage.is_another_idle(self._name)
+            len(self._board.lanes) > self._board.slots and now >= self._shared_until and self._storage.is_another_idle(self._name)
         )
 
     def share(self, now: float) -> bool:
@@ -269,7 +267,7 @@ class Buffer:
             mean = self._mean_seconds()
             if mean is None:  # without an estimate, use the longest time that a handler has run so far
                 mean = max((now - job._since for job in board.running), default=0.0)
-            here = int(SHARE_SECONDS * board.limits.concurrency / max(mean, 1e-9))
+            here = int(SHARE_SECONDS * board.slots / max(mean, 1e-9))
             while lanes and here > 0:
                 here -= len(lanes.pop().jobs)
             lanes = lanes[: (len(lanes) + 1) // 2]

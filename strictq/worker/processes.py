@@ -297,6 +297,7 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # So does the SIGTERM of a service manager. Not SIG_IGN, which programs started by a handler would inherit.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.Thread(target=_end_with_worker, name="strictq-parent", daemon=True).start()
     try:
         there.send(os.getpid())
         while True:
@@ -315,6 +316,17 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     finally:
         if held is not None:
             held.leave()
+
+
+def _end_with_worker() -> None:
+    """End this process when the worker's process ends, even in a handler.
+
+    No process could use the handler's result, and none extends the lease, so another worker would soon run the message beside it.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:

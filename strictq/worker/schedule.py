@@ -20,6 +20,7 @@ from .estimates import Estimates
 from .forecast import Forecast
 from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, HeldLane, Job
 from .limits import Limits
+from .turns import Turns
 
 AHEAD_SECONDS: Final = 0.01
 """Handlers are started (durably) this long ahead of a free slot, if each takes much less time than that."""
@@ -38,6 +39,7 @@ class Board:
         job: type[Job] = Job,
         circuit: Circuit | None = None,
         propagate: Sequence[str] = (),
+        turns: Turns | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self.limits = limits
@@ -66,6 +68,13 @@ class Board:
         self.prepared_bytes = 0
         self._usual_bytes = 0.0
         self.waits: deque[float] = deque(maxlen=WAITS_KEPT)
+        self.suspects: deque[HeldLane] = deque()
+        """Lanes whose message runs alone in the process, and before all others."""
+        self._turns = Turns() if turns is None else turns
+        self._turn: HeldLane | None = None
+        """The suspect whose turn it is."""
+        self._held_back = False
+        """Whether the last `select` may have held back what can run now."""
         self._waiting: deque[HeldLane] = deque()
         self._prepared_heads: deque[HeldLane] = deque()
         self._job = job
@@ -84,7 +93,7 @@ class Board:
                 lane = lanes.get(lease)
                 if lane is None:
                     lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
-                    self._waiting.append(lane)
+                    (self.suspects if d._is_suspect else self._waiting).append(lane)
             assert lane is not None
             job = new(d, lane)
             if permit:
@@ -104,6 +113,29 @@ class Board:
         return [lane for lane in self.selected if len(lane.jobs) <= 2 and lane.lease._open > 0]
 
     @property
+    def slots(self) -> int:
+        """The number of lanes that can run at once."""
+        return 1 if self.suspects else self.limits.concurrency
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing but a suspect may start in this process."""
+        return bool(self.suspects) or self._turns.owner is not None
+
+    @property
+    def still(self) -> bool:
+        """Whether no handler is running or about to run."""
+        return not (self.selected or self.preparing or self.leaving)
+
+    def runs_several(self, ended: int) -> bool:
+        """Return whether more than one message may be in a handler from now on.
+
+        Args:
+            ended: the number of selected lanes whose handlers have returned.
+        """
+        return self.limits.prepares or len(self.selected) - ended > 1
+
+    @property
     def resting(self) -> bool:
         """Whether no handler may be started: the worker stops, or its breaker is open."""
         return self.stopping or (self.circuit is not None and self.circuit.state == OPEN)
@@ -121,7 +153,7 @@ class Board:
             if not lane.selected and not any(j in self.preparing for j in lane.jobs)
         ]
         lanes.sort(key=lambda lane: lane.jobs[0]._stage == PREPARED)
-        surplus = len(self.lanes) - self.limits.concurrency
+        surplus = len(self.lanes) - self.slots
         return lanes[: max(0, surplus)]
 
     # ---- slots
@@ -137,6 +169,10 @@ class Board:
         """Assign slots to lanes whose head can start. `freed` is the number of slots whose ack is pending."""
         if self.resting:
             return
+        self._held_back = self.paused
+        if self._held_back:
+            self._select_suspect()
+            return
         source = self._prepared_heads if self.limits.prepares else self._waiting
         if not source:
             return
@@ -146,15 +182,33 @@ class Board:
             lane = source.popleft()
             if not lane.alive or lane.selected or not lane.jobs:
                 continue
-            job = lane.jobs[0]
-            if job.attempt > 1 and len(self.selected) - freed >= concurrency:
-                # It may have killed a process before, so it is not charged beside messages that only wait.
-                source.appendleft(lane)
-                return
             lane.selected = True
             self.selected[lane] = None
-            self._begin(job)
+            self._begin(lane.jobs[0])
             room -= 1
+
+    def _select_suspect(self) -> None:
+        """Give the next suspect its turn, once nothing runs in this process. Its prepare is part of its turn."""
+        for lane in [lane for lane in self.selected if lane is not self._turn and lane.jobs[0]._stage < STARTING]:
+            self._deselect(lane)
+        if self._turn is None and self.suspects and self.still and self._turns.begin(self):
+            self._turn = lane = self.suspects.popleft()
+            lane.selected = True
+            self.selected[lane] = None
+            self._begin_suspect(lane.jobs[0])
+
+    def _begin_suspect(self, job: Job) -> None:
+        if self._can_start(job):
+            self._begin(job)
+
+    def _deselect(self, lane: HeldLane) -> None:
+        """Return a lane whose head has not started to those that wait, as the first one."""
+        lane.selected = False
+        self.selected.pop(lane, None)
+        if lane not in self._waiting:
+            self._waiting.appendleft(lane)
+        if lane.jobs[0]._stage == PREPARED and lane not in self._prepared_heads:
+            self._prepared_heads.appendleft(lane)
 
     def _begin(self, job: Job) -> None:
         """Start a job whose turn it is, or fail it if its prepare failed."""
@@ -186,7 +240,7 @@ class Board:
                 jobs = job._lane.jobs
                 after = None
                 if len(jobs) > 1:
-                    if not self.resting and self._can_start(jobs[1]):
+                    if not self.resting and not self.paused and self._can_start(jobs[1]):
                         after = jobs[1]
                         after._stage = STARTING
                 else:
@@ -209,6 +263,8 @@ class Board:
         for job in starting:
             job._stage = READY
             ready.append(job)
+        if self._held_back:
+            self.select()
 
     def committed(self, job: Job, now: float) -> None:
         """Record that one job was acked or rejected, and continue its lane."""
@@ -230,6 +286,9 @@ class Board:
 
     def _go_on(self, lane: HeldLane) -> None:
         if lane.jobs and lane.alive and not self.resting:
+            if self.paused:
+                self._deselect(lane)
+                return
             head = lane.jobs[0]
             if not self.limits.prepares or head._stage == PREPARED:
                 self._begin(head)
@@ -251,6 +310,8 @@ class Board:
         self.lanes.pop(lane.lease, None)
         if lane.selected:
             self.selected.pop(lane, None)
+        if self.paused:
+            self._end_turn(lane)
         self.jobs -= len(lane.jobs)
         working = []
         for job in lane.jobs:
@@ -263,6 +324,15 @@ class Board:
                 job._cancelled = True
         lane.jobs.clear()
         return working
+
+    def _end_turn(self, lane: HeldLane) -> None:
+        """End the turn of a lane that is dropped, or its wait for one."""
+        if lane is self._turn:
+            self._turn = None
+        elif lane in self.suspects:
+            self.suspects.remove(lane)
+        if self._turn is None and not self.suspects:
+            self._turns.end(self)
 
     # ---- process
 
@@ -307,6 +377,10 @@ class Board:
         """Start the prepares that are due. Return the time of the next one, or None."""
         if not self.limits.prepares or self.resting:
             return None
+        if self.paused:
+            if self._turn is not None and (head := self._turn.jobs[0])._stage == BUFFERED:
+                self._start_prepare(head, now, 0.0)
+            return None
         waiting = self._waiting
         while waiting and (not waiting[0].alive or waiting[0].selected):
             waiting.popleft()
@@ -339,6 +413,10 @@ class Board:
         while self.to_prepare and not self.resting:
             job = self.to_prepare.popleft()
             if job._lane.alive and job._stage == PREPARING:
+                if self.paused and job._lane is not self._turn:
+                    self._unhold(job)
+                    job._stage = BUFFERED
+                    continue
                 job._since = now
                 timeout = self.limits.prepare_timeout
                 job.deadline = None if timeout is None else now + timeout

@@ -39,6 +39,7 @@ class Outcomes:
         self._state = state
         self._board = state.board
         self._client = state.client
+        self._single = True
         self._noted: dict[Job, str] = {}
         """The output stored so far, by running job."""
 
@@ -53,6 +54,7 @@ class Outcomes:
             pairs, starting = board.take_work()
         if not pairs and not starting:
             return False
+        self._note_several(sum(after is None for _, after in pairs))
         done = [(job._delivery, None if after is None else after._delivery) for job, after in pairs]
         try:
             failed = self._client.settling.advance(done, [job._delivery for job in starting], receive if pairs else None)
@@ -85,6 +87,13 @@ class Outcomes:
             for job, _ in good:
                 self._state.tell("acked", job, seconds=job._since)
         return True
+
+    def _note_several(self, ended: int) -> None:
+        """Note that this process runs more than one message, before the second one starts."""
+        if self._single and (self._board.runs_several(ended) or self._state.gave_up):
+            self._single = False
+            if self._state.holder is not None:
+                self._state.holder.note_several()
 
     def _refuse(
         self, job: Job, after: Job | None, error: Exception | None, lost: list[tuple[Job, Exception]], *, ack: bool

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,23 +24,25 @@ import os, sys, time
 import strictq
 
 def handle(job):
-    print("at work", flush=True)
+    os.write(1, b"at work\\n")
     time.sleep(600)
 
 if __name__ == "__main__":
     with strictq.open(sys.argv[1]) as q:
-        strictq.Worker(q, handle, executor=sys.argv[2], concurrency=1).run()
+        strictq.Worker(q, handle, executor=sys.argv[2], concurrency=int(sys.argv[3])).run()
 """
 
 
 @contextmanager
-def worker(path: Path, script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a worker process until it is in its first handler."""
+def worker(path: Path, script: Path, executor: str, concurrency: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker process until it is in as many handlers as it can run."""
     script.write_text(WORKER)
-    process = subprocess.Popen([sys.executable, str(script), str(path), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(script), str(path), executor, str(concurrency)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "at work\n"
+        for _ in range(concurrency):
+            assert process.stdout.readline() == "at work\n"
         yield process
     finally:
         process.kill()
@@ -73,6 +76,33 @@ def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path, hot: b
         assert (got[0].body, got[0].attempt) == (b"0", 2)  # the start of its handler counts
         until(lambda: files(path) == [])
         assert q.check() == []
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+@pytest.mark.parametrize("late", [True, False], ids=["late", "at once"])
+def test_what_ran_beside_others_is_suspect_and_not_charged(path: Path, tmp_path: Path, hot: bool, late: bool) -> None:
+    """Also if the leases have ended at their deadlines before any process looks."""
+    with strictq.open(path) as q:
+        q.configure(hot_lanes=hot, lease_seconds=2.0 if late else 3600.0)
+        with worker(path, tmp_path / "worker.py", "thread", 2) as process:
+            process.kill()
+            process.wait()
+        if late:
+            time.sleep(2.0)
+        got = {d.key: d for d in q.receive(1, wait=PATIENCE_SECONDS) + q.receive(10, wait=PATIENCE_SECONDS)}
+        assert {(d.key, d.body, d.attempt) for d in got.values()} == {("k0", b"0", 1), ("k1", b"1", 1)}
+        for key, d in got.items():
+            assert q.explain(key).solo
+            assert [(e.attempt, "it ran several messages" in e.error) for e in d.errors] == [(1, True)]
+        assert files(path) == []
+        assert q.check() == []
+
+
+def test_a_child_ends_with_its_worker(path: Path, tmp_path: Path) -> None:
+    with strictq.open(path) as q, worker(path, tmp_path / "worker.py", "process") as process:
+        process.kill()
+        process.wait()
+        assert q.receive(1, wait=PATIENCE_SECONDS), "its child, which is in a handler, keeps the lease"
 
 
 def test_a_child_that_is_at_work_keeps_the_leases(path: Path, tmp_path: Path) -> None:
@@ -125,8 +155,9 @@ def test_claims_beyond_those_that_are_noted(tmp_path: Path) -> None:
     holder.note((n % 3, n) for n in range(1, holders.CLAIMS + 10))
     assert list(holders.dead(tmp_path)) == []
     holder.leave()  # like the end of the process
-    (claims,) = holders.dead(tmp_path)
-    assert sorted(token for tokens in claims.values() for token in tokens) == list(range(10, holders.CLAIMS + 10))
+    ((claims, single),) = holders.dead(tmp_path)
+    assert single
+    assert sorted(token for tokens in claims.values() for token in tokens) == list(range(11, holders.CLAIMS + 10))
     assert all(token % 3 == shard for shard, tokens in claims.items() for token in tokens)
     assert list(holders.dead(tmp_path)) == []
 
@@ -136,16 +167,41 @@ def test_a_file_that_was_not_done_with_is_met_again(tmp_path: Path) -> None:
     holder.begin()
     holder.note([(0, 7)])
     holder.leave()
-    for claims in holders.dead(tmp_path):
-        assert claims == {0: [7]}
+    for found in holders.dead(tmp_path):
+        assert found == ({0: [7]}, True)
         break  # the caller that ends the leases fails
-    assert [dict(claims) for claims in holders.dead(tmp_path)] == [{0: [7]}]
+    assert list(holders.dead(tmp_path)) == [({0: [7]}, True)]
+
+
+def test_a_process_that_ran_several_messages_says_so_for_good(tmp_path: Path) -> None:
+    holder = holders.ProcessHold(tmp_path)
+    holder.begin()
+    holder.note_several()
+    holder.note((0, n) for n in range(1, holders.CLAIMS + 10))
+    holder.leave()
+    ((_, single),) = holders.dead(tmp_path)
+    assert not single
+
+
+def test_a_look_waits_for_another_one_that_has_found_the_same_dead_process(tmp_path: Path) -> None:
+    holder = holders.ProcessHold(tmp_path)
+    holder.begin()
+    holder.note([(0, 7)])
+    holder.leave()
+    first = holders.dead(tmp_path)
+    assert next(first) == ({0: [7]}, True)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(list, holders.dead(tmp_path))
+        with pytest.raises(TimeoutError):
+            second.result(0.05)
+        assert list(first) == []
+        assert second.result(PATIENCE_SECONDS) == []
 
 
 def test_what_is_no_file_of_ours_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "holder-odd").write_bytes(b"\xff" * 33)
     (tmp_path / "holder-directory").mkdir()
-    assert [dict(claims) for claims in holders.dead(tmp_path)] == [{}]
+    assert list(holders.dead(tmp_path)) == [({}, False)]
     deadline = time.monotonic() + 1.0
     assert list(holders.dead(tmp_path)) == []
     assert time.monotonic() < deadline + PATIENCE_SECONDS

@@ -46,7 +46,7 @@ LONG_FIRST = """
     faults/test_corruption.py docs/test_examples.py spark/test_serving.py spark/test_source_faults.py
     spark/test_sink_faults.py spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py
     spark/test_monitor.py spark/test_batch.py replication/test_confirmed.py replication/test_replica.py
-    power/test_replica.py power/test_receiving.py power/test_migrating.py unit/test_benchmarks.py crash/test_kill.py
+    power/test_replica.py power/test_receiving.py power/test_migrating.py unit/test_benchmarks.py crash/test_suspects.py
     multiprocess/test_stress.py worker/test_stress.py cli/test_frame.py store/test_descriptors.py store/test_disk_full.py
     store/test_foreign.py replication/test_keeper.py cli/test_run.py history/test_plots.py history/test_export.py
     docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py replication/test_cuts.py

@@ -22,7 +22,7 @@ from ..hot import cooling, tier
 from ..hot.lane import Claim, HotLane
 from ..hot.memory import Memory
 from . import history, lanes, retries, sweeps
-from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, Claimed, Held, Row
+from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, SUSPECT, Claimed, Held, Row
 
 CULL_STEP: Final = 200
 """The number of messages, expired or out of attempts, that one claim removes. The rest is left to the next one."""
@@ -529,9 +529,9 @@ def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
                 if _cull(tx, row, message):
                     return _end_careful(work, first, found)
                 continue
+            if not found and message[SEQ] <= row.solo_to:
+                return _end_careful(work, first, [(first[POSITION], SUSPECT, *message[KEY:])])
             found.append(message)
-            if found[0][SEQ] <= row.solo_to:
-                return _end_careful(work, first, found)
         if len(rows) < page:
             break
     return _end_careful(work, first, found)

@@ -61,6 +61,11 @@ def of_lost_lease(consumer: str, leased_at: int, deadline: int, now: int) -> tup
     return f"the lease ended after {span(deadline - leased_at)} without an outcome; {consumer} held it", deadline
 
 
+def of_dead_process(consumer: str, leased_at: int, now: int) -> str:
+    """Return the error of an attempt that ran beside others when their process died, so that none of them is charged."""
+    return f"the process of {consumer} died {span(now - leased_at)} after the lease began; it ran several messages"
+
+
 def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:
     """Return the errors for reports, oldest first."""
     if not stored:

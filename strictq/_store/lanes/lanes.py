@@ -378,7 +378,7 @@ def charge_started(tx: Tx, lease: LeaseRow) -> None:
     if lease.started >= lease.lo:
         tx.run(LANES.charge, (lease.lane, lease.lo, lease.started, retries.crashed(tx.config)))
         error, at = failures.of_lost_lease(lease.consumer, lease.leased_at, lease.deadline, tx.now)
-        tx.run(LANES.note_lost, (error, at, failures.KEPT_MAX, lease.lane, lease.lo, lease.started))
+        tx.run(LANES.note_lost, (error, at, failures.KEPT_MAX, lease.lane, lease.lo, lease.started, 0))
 
 
 def _suspects_to(tx: Tx, lease: LeaseRow) -> int:

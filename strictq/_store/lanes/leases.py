@@ -19,6 +19,8 @@ POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS,
 
 Row = tuple[Any, ...]
 """A leased message. `Fields` reads it."""
+SUSPECT: Final = 2
+"""The value of CAREFUL in the row of a suspect, which is alone in its lease."""
 
 
 class Fields:
@@ -38,6 +40,11 @@ class Fields:
     size_hint: Final[Callable[[Row], float | None]] = itemgetter(SIZE_HINT)
     prepare_seconds: Final[Callable[[Row], float | None]] = itemgetter(PREPARE)
     process_seconds: Final[Callable[[Row], float | None]] = itemgetter(PROCESS)
+
+    @staticmethod
+    def is_suspect(row: Row) -> bool:
+        """Return whether it may have killed its process, and must run alone."""
+        return bool(row[CAREFUL] == SUSPECT)
 
     @staticmethod
     def starts(row: Row) -> int:

@@ -14,7 +14,7 @@ import apsw
 from ..._sql import CLAIM, LANES
 from ..commit.tx import NEVER, Tx
 from ..hot import cooling
-from . import lanes
+from . import failures, lanes
 
 SWEEP_STEP: Final = 64
 """The number of leases, and of delays, that one claim handles."""
@@ -58,17 +58,35 @@ def expire_leases(tx: Tx) -> bool:
     return False
 
 
-def end_claims(tx: Tx, tokens: Sequence[int]) -> None:
-    """End the leases of a worker that died, as if their deadlines had passed."""
+def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
+    """End the leases of a worker that died, as if their deadlines had passed.
+
+    If several messages were running, any of them may be the cause. None is charged, and all are suspects, which run alone. A
+    suspect that was running is the cause, and is charged when its lane is retaken.
+
+    Args:
+        single: no two messages were ever running together in the process.
+    """
     hot = tx.hot
     if hot is not None and hot.lanes:
         wanted = set(tokens)
         cooling.cool(tx, [lane for lane in hot.lanes.values() if lane.lease is not None and lane.lease.claim.token in wanted])
+    if not single and tx.config.max_attempts is not None:
+        _suspect(tx, tokens)
     before = tx.db.total_changes()
     tx.run(CLAIM.end_claims, (tx.now, apsw.carray(array("q", tokens))))
     if tx.db.total_changes() > before:
         tx.totals.next_deadline = min(tx.totals.next_deadline, tx.now)
         tx.wake = True
+
+
+def _suspect(tx: Tx, tokens: Sequence[int]) -> None:
+    """Make the started messages of these leases suspects instead of charging them."""
+    for lane, consumer, lo, started, leased_at in tx.run(CLAIM.unblamed, (apsw.carray(array("q", tokens)),)).fetchall():
+        error = failures.of_dead_process(consumer, leased_at, tx.now)
+        tx.run(LANES.note_lost, (error, tx.now, failures.KEPT_MAX, lane, lo, started, 1))
+        tx.run(LANES.set_solo, (started, 0, lane))
+        tx.run(CLAIM.forget_start, (lanes.SAYS_STARTS, lane))
 
 
 def wake_delayed(tx: Tx) -> bool:
