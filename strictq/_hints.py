@@ -172,6 +172,7 @@ PUT_IN_SERVICE: Final = Coded(
     "until then, open it with read_only=True",
 )
 POINTS_ARE: Final = Coded("points_are", "list the states that can be restored: `strictq replicas {target} --points`")
+BASE_FOLLOWS: Final = Coded("base_follows", "the next round ships it; find out what deletes or changes files there")
 CUT_BEFORE: Final = Coded("cut_before", "the newest state before it is of {at}: restore it with cut={cut}")
 CHOOSE_CUT: Final = Coded("choose_cut", "choose one by its number: cut={cut}")
 CONFIRMING_TARGET: Final = Coded(

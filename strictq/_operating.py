@@ -158,6 +158,7 @@ class Operations:
         self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float,
         key_file: str | os.PathLike[str] | None, token_file: str | os.PathLike[str] | None,
         authority: str | os.PathLike[str] | None, plaintext: bool, timeout_seconds: float,
+        verify_seconds: float,
     ) -> ReplicationStatus:  # fmt: skip
         storage = self._open(writing=True)
         from .replication import settings  # imported only if a queue has a replica
@@ -170,6 +171,7 @@ class Operations:
             settings.file_path("token_file", token_file, hints.TOKEN_FILE),
             settings.file_path("authority", authority),
             timeout_seconds=validate.microseconds("timeout_seconds", timeout_seconds, minimum=0.001) / MICROSECONDS,
+            verify_seconds=validate.microseconds("verify_seconds", verify_seconds, minimum=1.0) / MICROSECONDS,
         )
         settings.configure(storage, target, mode, wanted, plaintext=bool(plaintext))
         found = storage.replication_status()

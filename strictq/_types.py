@@ -159,8 +159,8 @@ class Event(Report):
 
     Attributes:
         kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened", "breaker_closed",
-            "worker_started" or "worker_stopped" for a worker of this process; "replication_lapsed", "replication_resumed" or
-            "replication_stopped" if this process ships. For the last seven, shard is -1.
+            "worker_started" or "worker_stopped" for a worker of this process; "replication_lapsed", "replication_resumed",
+            "replication_stopped" or "replication_gap" if this process ships. For the last eight, shard is -1.
         detail: the reason or error, as text.
     """
 
@@ -177,6 +177,7 @@ class Event(Report):
         "replication_lapsed",
         "replication_resumed",
         "replication_stopped",
+        "replication_gap",
     ]
     shard: int
     key: Key | None = None

@@ -617,6 +617,7 @@ class Queue:
         authority: str | os.PathLike[str] | None = None,
         plaintext: bool = False,
         timeout_seconds: float = 10.0,
+        verify_seconds: float = 86_400.0,
     ) -> ReplicationStatus:
         """Ship every change from now on to a target, from which `strictq.restore` can restore the queue.
 
@@ -642,6 +643,8 @@ class Queue:
             authority: for tcps://: a PEM file with the CA certificates for the replica's; None: the system's trusted CAs.
             plaintext: for tcp:// to another host: allow the token and messages to cross that network unencrypted.
             timeout_seconds: in confirmed mode: seconds that a call waits, and that the target may be silent.
+            verify_seconds: the time in which each segment that a restore of the newest state needs is read again and verified,
+                at least 1. Missing segments are noticed within a minute. See ReplicationStatus.last_error.
         Returns:
             The state of replication. Shipping has begun, not ended.
         Raises:
@@ -656,7 +659,7 @@ class Queue:
         return self._operations.configure_replication(
             target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds,
             key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout_seconds, verify_seconds=verify_seconds,
         )  # fmt: skip
 
     def detach(self, *, force: bool = False) -> bool:

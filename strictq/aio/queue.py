@@ -367,12 +367,13 @@ class AsyncQueue(Calls):
         authority: str | os.PathLike[str] | None = None,
         plaintext: bool = False,
         timeout_seconds: float = 10.0,
+        verify_seconds: float = 86_400.0,
     ) -> ReplicationStatus:
         """See Queue.configure_replication."""
         return await self._run(
             self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
             keep_seconds=keep_seconds, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout_seconds, verify_seconds=verify_seconds,
         )  # fmt: skip
 
     async def detach(self, *, force: bool = False) -> bool:

@@ -199,7 +199,7 @@ def looking(path: Path) -> Iterator[strictq.Queue]:
 
 
 @contextmanager
-def operating(path: Path) -> Iterator[strictq.Queue]:
+def operating(path: Path, on_event: Callable[[strictq.Event], None] | None = None) -> Iterator[strictq.Queue]:
     """Open an existing queue for writing."""
-    with strictq.open(path, create=False) as q:
+    with strictq.open(path, create=False, on_event=on_event) as q:
         yield q

@@ -83,6 +83,9 @@ class Moment(click.ParamType[datetime]):
 @click.option("--plaintext", is_flag=True, help="With --to tcp://: the network is private; do not require TLS.")
 @click.option("--confirmed", is_flag=True, help="With --to: every call waits until the replica has stored its changes.")
 @click.option("--timeout", type=Seconds(min=0.001), default=10.0, help="With --confirmed: how many seconds a call waits.")
+@click.option(
+    "--verify", type=Seconds(min=1), default=86400.0, help="With --to: seconds in which each segment is verified again."
+)
 @click.option("--once", is_flag=True, help="Exit when all changes are shipped.")
 @click.option("--detach", is_flag=True, help="Stop replicating this queue, and exit.")
 @click.option("--force", is_flag=True, help="With --detach: even if a confirmed replica is unreachable or was promoted.")
@@ -91,15 +94,16 @@ class Moment(click.ParamType[datetime]):
 @json_option
 def replicate(
     queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, token_file: Path | None,
-    authority: Path | None, plaintext: bool, confirmed: bool, timeout: float, once: bool, detach: bool, force: bool, alone: bool,
-    quiet: bool, as_json: bool,
+    authority: Path | None, plaintext: bool, confirmed: bool, timeout: float, verify: float, once: bool, detach: bool,
+    force: bool, alone: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Ship a queue's changes to its replica until Ctrl-C.
 
     Every process that has the queue open for writing ships too, but only one at a time. This command keeps the replica current
     when no other program runs. On a restored queue, --to also puts the queue in service.
 
-    Exit code 0: done. 1: shipping failed. 2: invalid usage, there is no such queue, or it has no replica and --to is missing.
+    Exit code 0: done. 1: shipping failed, or the target's newest state could not be restored, and the whole queue was shipped
+    again. 2: invalid usage, there is no such queue, or it has no replica and --to is missing.
     """
     if sum((detach, alone, to is not None)) > 1:
         raise Failure("use only one of --to, --detach and --alone", USAGE)
@@ -109,7 +113,13 @@ def replicate(
         with suppress(QueueNotFound):  # opening it reports that; or it is a promoted replica, which is in service already
             if Storage.facts(queue) is not None:
                 put_in_service(queue)
-    with operating(queue) as q, Stopping() as stopping:
+    gaps: list[str] = []
+
+    def noted(event: strictq.Event) -> None:
+        if event.kind == "replication_gap":
+            gaps.append(event.detail)
+
+    with operating(queue, noted) as q, Stopping() as stopping:
         if alone:
             found = q.replication()
         elif detach:
@@ -120,14 +130,17 @@ def replicate(
                 q.configure_replication(
                     to, "confirmed" if confirmed else "async", interval_seconds=interval, keep_seconds=keep,
                     max_lag_bytes=max_lag, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
-                    timeout_seconds=timeout,
+                    timeout_seconds=timeout, verify_seconds=verify,
                 )  # fmt: skip
             found = _ship(q, stopping, once=once, quiet=quiet)
     if as_json:
         emit({"replication": None if found is None else found.to_dict()})
     elif not quiet:
         print(status_line(found))
-    return WRONG if found is not None and (found.stopped or found.last_error) else OK
+    for gap in gaps:
+        if found is None or gap != found.last_error:  # that one was printed
+            tell(f"strictq: {gap}")
+    return WRONG if gaps or (found is not None and (found.stopped or found.last_error)) else OK
 
 
 def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> ReplicationStatus:

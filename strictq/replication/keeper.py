@@ -221,8 +221,10 @@ class ShipKeeper:
                 if wait is None:
                     return
                 self._rest(wait)
-            if self._flush and not self._failures:
+            if self._flush and (not self._failures or self._heals):
                 self.step()
+                if self._heals:
+                    self.step()
         except Exception:
             logger().exception("the shipper of %s ended", self._directory)
             self._rest_seconds = BACKOFF_MAX_SECONDS
@@ -327,6 +329,8 @@ class ShipKeeper:
             self._tell("replication_stopped", str(e))
             return None
         except (TargetUnavailable, ReplicaGap) as e:
+            if isinstance(e, ReplicaGap) and self._heals:
+                self._tell("replication_gap", str(e))
             return self._failed(e, storage)
         except StrictqError as e:
             wait = self._failed(e, storage)
@@ -353,7 +357,8 @@ class ShipKeeper:
                 target.reach()  # pin no shard before the target is reachable
             self._shipper = Shipper(
                 storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
-                term=self._replication.term, keep_seconds=self._settings.keep_seconds, confirmed=self._rounds is not None,
+                term=self._replication.term, keep_seconds=self._settings.keep_seconds,
+                verify_seconds=self._settings.verify_seconds, confirmed=self._rounds is not None,
                 generation=self._settings.generation,
             )  # fmt: skip
         if self._rounds is not None:
@@ -368,6 +373,10 @@ class ShipKeeper:
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
+
+    @property
+    def _heals(self) -> bool:
+        return self._shipper is not None and self._shipper.heals
 
     def _opened(self) -> ShipTarget:
         """Return the target. Its key file is read here, so that a missing file is reported like other failures."""
@@ -447,7 +456,11 @@ class ShipKeeper:
         )
         return f"there are no restore points between {before} and {after}"
 
-    def _tell(self, kind: Literal["replication_lapsed", "replication_resumed", "replication_stopped"], detail: str) -> None:
+    def _tell(
+        self,
+        kind: Literal["replication_lapsed", "replication_resumed", "replication_stopped", "replication_gap"],
+        detail: str,
+    ) -> None:
         """Notify observers after the round, when its status is shown."""
         self._news.append(Event(kind, ANY_SHARD, detail=detail))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,6 +127,24 @@ class SegmentFiles(ShipTarget):
             pass
         raise TargetUnavailable(f"{self}: {IDENTITY} is damaged", str(self), transient=False)
 
+    def is_claimed(self) -> bool:
+        try:
+            return self.identity() is not None
+        except TargetUnavailable as e:
+            if e.transient:
+                raise
+            return False
+
+    def claim_again(self, identity: dict[str, Any]) -> None:
+        """Replace an identity that can't be read.
+
+        Raises:
+            TargetUnavailable: it can't be written.
+        """
+        with self.reached("it can't be written"):
+            self.remove([IDENTITY])
+        self.claim(identity)
+
     def _take(self, identity: dict[str, Any]) -> None:
         self._publish(IDENTITY, json.dumps(identity).encode())
 
@@ -155,12 +174,12 @@ class SegmentFiles(ShipTarget):
             data = self.get(last)
             header = decode_header(data, last, self.key)
         except ReplicaGap:
-            return ChainHead(last, "", None)
+            return ChainHead(last, "", None, last)
         try:
             complete = header if not header.more else self._before(header)
-        except ReplicaGap:
-            complete = None
-        return ChainHead(last, hash_of(data), complete)
+        except ReplicaGap as e:
+            return ChainHead(last, hash_of(data), None, e.segment)
+        return ChainHead(last, hash_of(data), complete, None if complete is None else _hole(numbers, complete.base, last))
 
     def _before(self, header: SegmentHeader) -> SegmentHeader | None:
         """Return the last segment of the newest cut before an incomplete one."""
@@ -397,6 +416,15 @@ class Reading:
 def name_of(n: int) -> str:
     """Return the name of a segment."""
     return f"{n:016x}.seg"
+
+
+def _hole(numbers: list[int], first: int, last: int) -> int | None:
+    """Return the first number that is missing in this range; None: there are all."""
+    at = bisect_left(numbers, first)
+    if numbers[at : at + 1] == [first] and numbers[at + last - first : at + last - first + 1] == [last]:
+        return None
+    known = set(numbers)
+    return next(n for n in range(first, last + 1) if n not in known)
 
 
 def _numbers(names: Iterable[str]) -> Iterator[int]:

@@ -24,6 +24,7 @@ INTERVAL_SECONDS: Final = 1.0
 TIMEOUT_SECONDS: Final = 10.0
 MAX_LAG_BYTES: Final = 1 << 30
 KEEP_SECONDS: Final = 86_400.0
+VERIFY_SECONDS: Final = 86_400.0
 
 
 @attrs.frozen
@@ -36,6 +37,7 @@ class ShipSettings:
         authority: the path; "": the replica's certificate is verified with the system's trusted CAs.
         write_once: whether the target refused to overwrite a name when it was configured.
         timeout_seconds: in confirmed mode, seconds that a call waits.
+        verify_seconds: the time in which every segment since the newest base is read again once.
         generation: incremented by each change, so that a replica can ignore outdated settings that arrive late.
     """
 
@@ -47,6 +49,7 @@ class ShipSettings:
     authority: str = ""
     write_once: bool = True
     timeout_seconds: float = TIMEOUT_SECONDS
+    verify_seconds: float = VERIFY_SECONDS
     generation: int = 0
 
     def to_json(self) -> str:

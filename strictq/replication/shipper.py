@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from .. import _hints as hints
 from .._clock import MICROSECONDS, Clock
-from .._errors import Diverged, ReplicaGap
+from .._errors import Diverged, ReplicaGap, TargetUnavailable
 from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
+from .segment_files import IDENTITY, SegmentFiles
 from .target import ChainHead, ShipTarget
+from .verifying import Verification
 
 if TYPE_CHECKING:
     from .._store.api import Capture
@@ -46,6 +49,7 @@ class Shipper:
 
     Args:
         keep_seconds: how many seconds back a restore can go.
+        verify_seconds: the time in which every segment since the newest base is read again once.
         confirmed: whether calls wait for the target, which is sent to it.
         generation: the settings' generation.
         on_put: called after each segment, for tests that stop a shipper at any step.
@@ -61,6 +65,7 @@ class Shipper:
         history_id: str,
         term: int,
         keep_seconds: float,
+        verify_seconds: float,
         confirmed: bool = False,
         generation: int = 0,
         on_put: Callable[[SegmentHeader], None] = lambda _header: None,
@@ -88,6 +93,9 @@ class Shipper:
         self._begun = False
         self._sure = False
         """Whether the target's state is known, because the last put returned."""
+        self.heals = False
+        """Whether the newest state at the target can't be restored, so that the next cut must be a base."""
+        self._verification = Verification(target, clock, verify_seconds) if isinstance(target, SegmentFiles) else None
         self._attempted: deque[tuple[int, str]] = deque(maxlen=ATTEMPTS_MAX)
         """Number and hash of the last segments that were put since a cut was complete. Any of them may still arrive."""
 
@@ -116,10 +124,10 @@ class Shipper:
     # ---- the start
 
     def _begin(self) -> None:
-        queue = {"queue_id": self._capture.queue_id, "history_id": self._history_id}
-        self._target.require(queue)
-        head = self._target.head()
+        head = self._head()
         self._attempted.clear()
+        if head is not None and head.missing is not None and not self.heals:
+            raise ReplicaGap(f"segment {head.missing} is missing or damaged", head.missing)
         if head is None or head.complete is None or not head.hash:
             self._begin_with_base(head)
         else:
@@ -139,10 +147,37 @@ class Shipper:
             if self.done.resumed < self._capture.shards and self._progress.last_attempt(head.n) != head.hash:
                 # The directory may be a copy of an earlier state, which would replace newer data at the replica.
                 raise Diverged(f"{self._target} last received segments from another copy of the queue")
+            if self.heals:
+                self._begin_with_base(head)
         # A segment of a process that was killed may still arrive.
         self._attempted.append((self.n, self._progress.last_attempt(self.n)))
         self._begun = self._sure = True
+        if self._verification is not None:
+            self._verification.postpone()
         self.retain()
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        return {"queue_id": self._capture.queue_id, "history_id": self._history_id}
+
+    def _head(self) -> ChainHead | None:
+        """Return the end of the chain of a target that is this queue's.
+
+        Raises:
+            TargetUnavailable, Diverged: it is not.
+            ReplicaGap: its identity was missing or damaged, and is written again, because its segments prove whose they are.
+        """
+        try:
+            self._target.require(self._identity)
+        except TargetUnavailable:
+            if not isinstance(self._target, SegmentFiles) or self._target.is_claimed():
+                raise
+            head = self._target.head()
+            if head is None or head.complete is None or head.complete.history_id != self._history_id:
+                raise
+            self._target.claim_again(self._identity)
+            raise ReplicaGap(f"{IDENTITY} was missing or damaged, and is written again", head.n) from None
+        return self._target.head()
 
     def _begin_with_base(self, head: ChainHead | None) -> None:
         """Start a new chain, which needs no earlier segment."""
@@ -202,22 +237,32 @@ class Shipper:
         """
         if self._begun and not self._sure:
             self._be_sure()
-        if not self._begun:
-            self._begin()
         try:
+            if not self._begun:
+                self._begin()
             try:
+                self._look()
                 return self._ship()
             except Diverged:
                 if not self._arrived_late():
                     raise
                 self._be_sure()
                 return self._ship()
-        except ReplicaGap:
-            self._sure = self._begun = False  # segments were deleted; start again from the remaining ones
-            raise
+        except ReplicaGap as e:
+            self._sure = self._begun = False  # start again from the remaining segments
+            if not self._target.keeps_segments:
+                raise
+            self.heals = True
+            why = f"{Exception.__str__(e)}; its newest state can't be restored until the whole queue is shipped again"
+            raise ReplicaGap(f"{self._target}: {why}", e.segment, hint=hints.BASE_FOLLOWS) from e
         except WalMovedOn:
             self._sure = self._begun = False
             return False
+
+    def _look(self) -> None:
+        """Check from time to time that the newest state can be restored."""
+        if self._verification is not None and 0 <= self._base < self.n and self._verification.is_due:
+            self._verification.look(self._head, self._history_id, self._base, self.n)
 
     def _arrived_late(self) -> bool:
         """Return whether a segment that this shipper put on a connection it gave up arrived in place of the last one."""
@@ -281,6 +326,7 @@ class Shipper:
         if cut.whole:
             self._base_bytes, self._chain_bytes = stored, 0
             self.done.wholes += 1
+            self.heals = False
             self.retain()
         else:
             self._chain_bytes += stored

@@ -23,11 +23,14 @@ class ChainHead(NamedTuple):
         n: the number of its last segment.
         hash: the hash of that segment; "" if it is damaged.
         complete: the last segment of the newest complete cut; None: there is none, or it is damaged.
+        missing: the number of a segment that is missing or damaged, without which the newest state can't be restored; None: the
+            names show none.
     """
 
     n: int
     hash: str
     complete: SegmentHeader | None
+    missing: int | None = None
 
 
 class ShipTarget:
@@ -130,6 +133,14 @@ class ShipTarget:
             raise InvalidArgument(f"the segments of {self} were made without a key", hint=hints.KEY_OF_REPLICA)
         if self.key and theirs != key_id(self.key):
             raise InvalidArgument(f"the segments of {self} were made with another key", hint=hints.KEY_OF_REPLICA)
+
+    def is_claimed(self) -> bool:
+        """Return whether it has a readable identity.
+
+        Raises:
+            TargetUnavailable: it can't be read.
+        """
+        return self.identity() is not None
 
     def is_write_once(self) -> bool:
         """Return whether the target refuses to overwrite a name, as is required to detect two writers.

@@ -20,6 +20,7 @@ from strictq.replication import keeper
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.keeper import ShipKeeper
 from strictq.replication.restoring import look, points_of, restore
+from tests.support.command import in_process
 from tests.support.queues import Opener
 from tests.support.running import ROOT
 from tests.support.shipping import WORKER, begin_tasks, pass_on, problems_of, until
@@ -303,6 +304,39 @@ def test_somebody_else_who_checkpoints_all_the_time(tmp_path: Path, target: Path
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("lost", ["0000000000000001.seg", "replica.json"])
+def test_a_gap_is_reported_and_healed(tmp_path: Path, target: Path, lost: str) -> None:
+    with strictq.open(tmp_path / "queue", durability="process") as q:
+        q.configure_replication(target, interval_seconds=0.02)
+        for n in range(4):
+            q.send(b"%d" % n, key="k")
+            until(lambda n=n: len(points_of(target)) > n)  # type: ignore[misc]
+    (target / lost).unlink()
+    events: list[strictq.Event] = []
+    with strictq.open(tmp_path / "queue", on_event=events.append) as q:
+        q.send(b"4", key="k")
+        until(lambda: is_shipped(q) and q.replication().last_error is None)  # type: ignore[union-attr]
+    (gap,) = [event for event in events if event.kind == "replication_gap"]
+    assert "until the whole queue is shipped again" in gap.detail
+    strictq.restore(target, tmp_path / "r")
+    with strictq.open(tmp_path / "r", read_only=True) as r:
+        assert r.stats().ready == 5
+
+
+def test_the_command_reports_a_gap_and_heals_it(tmp_path: Path, target: Path) -> None:
+    with strictq.open(tmp_path / "queue", durability="process") as q:
+        q.configure_replication(target, interval_seconds=FAST)
+        for n in range(3):
+            q.send(b"%d" % n, key="k")
+            until(lambda n=n: len(points_of(target)) > n)  # type: ignore[misc]
+    (target / "0000000000000001.seg").unlink()
+    said = in_process("replicate", tmp_path / "queue", "--once")
+    assert said.exit_code == 1
+    assert "segment 1 is missing" in said.output
+    assert in_process("replicate", tmp_path / "queue", "--once").exit_code == 0
+    assert in_process("replicas", target).exit_code == 0
+
+
 def test_a_fork_does_not_share_the_shipper(q: Queue, target: Path) -> None:
     q.configure_replication(target, interval_seconds=FAST)
     q.send(b"1", key="k")

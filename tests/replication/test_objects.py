@@ -194,6 +194,22 @@ def test_the_newest_state_is_not_replaced_by_an_older_one(
     assert ready(tmp_path / "r") == 2
 
 
+@pytest.mark.parametrize("lost", ["0000000000000001.seg", "replica.json"])
+def test_a_gap_is_noticed_and_healed(disk: Opener, tmp_path: Path, store: ObjectStore, lost: str) -> None:
+    q = disk()
+    with shipping_to(q, PLACE) as shipper:
+        for n in range(3):
+            q.send(b"%d" % n, key="k")
+            shipper.round()
+        ObjectTarget(f"{BUCKET}/orders").remove([lost])
+        disk.clock.advance(60)
+        with pytest.raises(ReplicaGap, match=f"{lost}|segment 1 is missing"):
+            shipper.round()
+        assert shipper.round()
+    restore(PLACE, tmp_path / "r")
+    assert ready(tmp_path / "r") == 3
+
+
 def test_a_fork_ships_to_a_store(tmp_path: Path, store: ObjectStore) -> None:
     q = strictq.open(tmp_path / "q")
     q.configure_replication(PLACE, interval_seconds=0.02)

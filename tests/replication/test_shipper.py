@@ -14,9 +14,10 @@ from strictq.replication import shipper as module
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.restoring import look, points_of, restore
 from strictq.replication.segment import SegmentHeader
+from strictq.replication.shipper import Shipper
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
-from tests.support.shipping import ship_once, shipper_of
+from tests.support.shipping import ship_once, shipper_of, shipping_to
 
 
 class StoppedHere(Exception):
@@ -367,8 +368,156 @@ def test_a_damaged_last_segment_is_followed_by_a_base(disk: Opener, target: Path
     data[len(data) // 2] ^= 4
     last.write_bytes(data)
     send(q, 2)
-    assert ship_once(q, target).done.wholes == 1
+    heals(q, target)
     assert restored(target) == expected(1, 2)
+
+
+# ---- a shipper notices that its target's newest state can't be restored
+
+
+def heals(q: Queue, target: Path | str) -> None:
+    """A shipper that starts reports the gap first. Then it ships a base, and so does its successor if it ends before that."""
+    with shipping_to(q, target) as shipper:
+        with pytest.raises(ReplicaGap, match="until the whole queue is shipped again"):
+            shipper.round()
+        assert shipper.heals
+        shipper.round()
+        assert (shipper.heals, shipper.done.wholes) == (False, 1)
+
+
+def shipped_five(q: Queue, target: Path) -> Shipper:
+    shipper = shipper_of(q, target, verify_seconds=600)
+    for n in range(1, 6):
+        send(q, n)
+        shipper.round()
+    return shipper
+
+
+def spoil(target: Path, how: str, n: int = 2) -> None:
+    file = target / f"{n:016x}.seg"
+    data = file.read_bytes()
+    if how == "identity":
+        (target / "replica.json").unlink()
+    elif how == "damaged identity":
+        (target / "replica.json").write_bytes(b"{")
+    elif how == "missing":
+        file.unlink()
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "flipped":
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        file.write_bytes((target / f"{1:016x}.seg").read_bytes())
+
+
+@pytest.mark.parametrize("how", ["missing", "identity", "damaged identity"])
+def test_a_gap_is_noticed_within_a_minute(disk: Opener, target: Path, clock: FakeClock, how: str) -> None:
+    q = disk()
+    shipper = shipped_five(q, target)
+    clock.advance(59)
+    spoil(target, how)
+    shipper.round()  # the names are not listed in every round
+    clock.advance(1)
+    with pytest.raises(ReplicaGap) as e:
+        shipper.round()
+    assert "find out what deletes" in e.value.hint
+    shipper.round()
+    assert shipper.done.wholes == 2
+    assert restored(target) == expected(1, 2, 3, 4, 5)
+    clock.advance(60)
+    shipper.round()
+    shipper.close()
+
+
+def test_a_gap_is_noticed_at_the_start(disk: Opener, target: Path) -> None:
+    q = disk()
+    shipped_five(q, target).close()
+    spoil(target, "missing")
+    heals(q, target)
+    assert restored(target) == expected(1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("how", ["empty", "flipped", "foreign"])
+@pytest.mark.parametrize("n", range(5))
+def test_every_segment_is_verified_once_per_period(disk: Opener, target: Path, clock: FakeClock, how: str, n: int) -> None:
+    q = disk()
+    shipper = shipped_five(q, target)
+    if (how, n) == ("foreign", 1):
+        pytest.skip("its own content")
+    spoil(target, how, n)
+    with pytest.raises(ReplicaGap) as e:
+        for _ in range(10):
+            clock.advance(60)
+            shipper.round()
+    assert e.value.segment == n
+    shipper.round()
+    shipper.close()
+    assert restored(target) == expected(1, 2, 3, 4, 5)
+
+
+def test_a_look_reads_a_share_of_the_segments(
+    disk: Opener, target: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = disk()
+    shipper = shipped_five(q, target)
+    get, read = DirectoryTarget.get, []
+    monkeypatch.setattr(DirectoryTarget, "get", lambda self, n: read.append(n) or get(self, n))
+    for _ in range(10):
+        shipper.round()
+    assert read == []
+    for _ in range(5):
+        clock.advance(60)
+        shipper.round()
+    shipper.close()
+    assert read == [4, 0, 4, 1, 4, 2, 4, 3, 4, 4]  # the last one at each look, and each one in turn
+
+
+def test_a_gap_of_an_idle_queue_is_reported_and_healed(disk: Opener, target: Path, clock: FakeClock) -> None:
+    q = disk()
+    shipper = shipped_five(q, target)
+    (target / f"{4:016x}.seg").unlink()  # only the shipper knows that it was there
+    clock.advance(60)
+    with pytest.raises(ReplicaGap, match="segment 4 is missing"):
+        shipper.round()
+    assert shipper.round()
+    shipper.close()
+    assert restored(target) == expected(1, 2, 3, 4, 5)
+
+
+def test_an_emptied_target_is_not_claimed_again(disk: Opener, target: Path, clock: FakeClock) -> None:
+    q = disk()
+    shipper = shipped_five(q, target)
+    for file in target.iterdir():
+        file.unlink()
+    clock.advance(60)
+    for _ in range(2):
+        with pytest.raises(TargetUnavailable, match="not mounted"):
+            shipper.round()
+    shipper.close()
+    assert os.listdir(target) == []
+
+
+def test_a_queue_that_was_put_back_does_not_heal_its_replica(disk: Opener, target: Path, tmp_path: Path) -> None:
+    q = disk()
+    send(q, 1)
+    ship_once(q, target)
+    q.close()
+    shutil.copytree(tmp_path / "queue", tmp_path / "before")
+    disk.clock.advance(10)
+    q = disk()
+    for n in (2, 3):
+        send(q, n)
+        ship_once(q, target)
+    q.close()
+    shutil.rmtree(tmp_path / "queue")
+    shutil.copytree(tmp_path / "before", tmp_path / "queue")
+    spoil(target, "missing", 1)
+    q = disk()
+    with shipping_to(q, target) as shipper:
+        with pytest.raises(ReplicaGap):
+            shipper.round()
+        with pytest.raises(Diverged, match="restored to an earlier state"):
+            shipper.round()
 
 
 # ---- how long a chain gets, and what is kept of it

@@ -26,6 +26,7 @@ def shipper_of(
     key: bytes = b"",
     term: int = 1,
     keep_seconds: float = 86_400.0,
+    verify_seconds: float = 86_400.0,
     on_put: Callable[[SegmentHeader], None] = lambda _header: None,
 ) -> Shipper:
     """Return a shipper of this queue that no thread runs."""
@@ -35,7 +36,15 @@ def shipper_of(
     progress = ShipProgress(Path(q.path))
     storage = q._storage
     return Shipper(
-        storage.capture(), place, storage.clock, progress, history_id=HISTORY, term=term, keep_seconds=keep_seconds, on_put=on_put
+        storage.capture(),
+        place,
+        storage.clock,
+        progress,
+        history_id=HISTORY,
+        term=term,
+        keep_seconds=keep_seconds,
+        verify_seconds=verify_seconds,
+        on_put=on_put,
     )
 
 
