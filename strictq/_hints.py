@@ -299,7 +299,7 @@ NOT_A_DIRECTORY: Final = Coded("not_a_directory", "a queue is a directory; choos
 NOT_A_QUEUE: Final = Coded("not_a_queue", "check the path; a new queue needs a path that does not exist")
 SALVAGE_RUNS: Final = Coded("salvage_runs", "try again when the salvage has finished")
 OPEN_FOR_REPAIR: Final = Coded("open_for_repair", "open the queue once for writing; this repairs it")
-LEASED_REJECT: Final = Coded("leased_reject", "reject it from its holder, or wait until the lease ends")
+LEASED_REJECT: Final = Coded("leased_reject", "use force=True to end the lease, or reject it from its holder")
 MIGRATE: Final = Coded(
     "migrate",
     "close the queue in every process, then migrate it: strictq.open(path, migrate=True) or strictq.migrate(path)",

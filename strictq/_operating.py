@@ -111,11 +111,15 @@ class Operations:
 
     # ---- operating
 
-    def reject(self, key: Key, seq: int, reason: str) -> bool:
+    def reject(self, key: Key, seq: int, reason: str, *, force: bool) -> bool:
         storage = self._open(writing=True)
         raw = encode_key(key)
         validate.whole("seq", seq, 1, 2**62)
-        return storage.reject_waiting(raw, seq, validate.reason(reason))
+        return storage.settle(raw, seq, validate.reason(reason), force=bool(force))
+
+    def resolve(self, key: Key, seq: int) -> bool:
+        storage = self._open(writing=True)
+        return storage.settle(encode_key(key), validate.whole("seq", seq, 1, 2**62), None, force=True)
 
     def release_consumer(self, name: str, *, force: bool) -> int:
         storage = self._open(writing=True)

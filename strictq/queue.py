@@ -510,18 +510,50 @@ class Queue:
 
     # ---- operating
 
-    def reject(self, key: Key, seq: int, reason: str) -> bool:
+    def reject(self, key: Key, seq: int, reason: str, *, force: bool = False) -> bool:
         """Dead-letter one unresolved message, such as one that crashes every consumer.
 
         If a named consumer's batch contains it, the batch is delivered without it from now on.
+
+        Args:
+            force: end a timed lease that holds the message, such as that of a handler that hangs. Its token dies: what its
+                holder does later raises LeaseLost. The lease's other messages can be received again, uncharged. The handler
+                itself goes on until its worker notices that.
+        Returns:
+            True if the message was unresolved; otherwise nothing was changed.
+        Raises:
+            UnknownMessage: the key never had this seq.
+            InvalidArgument: a consumer with a timed lease holds it, and `force` is False; nothing was changed.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"it hangs", key="order-1")
+            >>> d = q.receive()[0]
+            >>> q.reject("order-1", d.seq, "it hangs", force=True)
+            True
+            >>> d.ack()
+            Traceback (most recent call last):
+            ...
+            strictq._errors.LeaseLost: ...
+
+        Source: docs/explanation/leases.md
+        """
+        return self._operations.reject(key, seq, reason, force=force)
+
+    def resolve(self, key: Key, seq: int) -> bool:
+        """Ack one unresolved message in the place of its consumer, because its work is done.
+
+        A lease that holds it ends, as with `reject(..., force=True)`. If a named consumer's batch contains it, the batch is
+        delivered without it from now on. It counts as an ack.
 
         Returns:
             True if the message was unresolved; otherwise nothing was changed.
         Raises:
             UnknownMessage: the key never had this seq.
-            InvalidArgument: a consumer with a timed lease holds it; nothing was changed.
+
+        Source: docs/explanation/leases.md
         """
-        return self._operations.reject(key, seq, reason)
+        return self._operations.resolve(key, seq)
 
     def release_consumer(self, name: str, *, force: bool = False) -> int:
         """Release the unacked batches of a named consumer. Any consumer can then receive their messages.

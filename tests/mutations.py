@@ -257,6 +257,20 @@ MUTATIONS = [
         *HOT_LANES,
     ),
     _store(
+        "a forced settlement ends the lease",
+        "lanes/handout.py",
+        "        tx.run(LANES.delete_lease, (lane,))\n",
+        "",
+        "tests/unit/test_operator_settles.py::test_a_held_message_is_settled_and_its_lease_ends",
+    ),
+    _store(
+        "a value of a program's SQL is bounded",
+        "commit/app_database.py",
+        "bytes_max = max(VALUE_BYTES_MAX, self._body_bytes_max() + _ROW_BYTES)",
+        "bytes_max = -1",
+        "tests/store/test_program.py::test_a_value_of_a_programs_sql_is_bounded",
+    ),
+    _store(
         "the journal names a lease by its last message",
         "hot/lane.py",
         "self.rows[self.lease.pending - 1][ID]",

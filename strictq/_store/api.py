@@ -618,14 +618,14 @@ class Storage:
             return operate.release_all_keyless(self._store) > 0
         return self._store.shard_of(key).run(lambda tx: operate.release(tx, key))
 
-    def reject_waiting(self, key: bytes, seq: int, reason: str) -> bool:
-        """Dead-letter an unresolved message that no timed lease holds. Return whether it was unresolved.
+    def settle(self, key: bytes, seq: int, reason: str | None, *, force: bool) -> bool:
+        """Dead-letter an unresolved message for this reason, or ack it if there is none. Return whether it was unresolved.
 
         Raises:
             UnknownMessage: that seq was never issued for that key.
-            InvalidArgument: a consumer with a timed lease holds it; nothing changed.
+            InvalidArgument: a consumer with a timed lease holds it, and `force` does not end that; nothing changed.
         """
-        return self._store.shard_of(key).run(lambda tx: handout.reject(tx, key, seq, reason))
+        return self._store.shard_of(key).drain(lambda tx: handout.settle_one(tx, key, seq, reason, force=force))
 
     def redrive(self, key: bytes | None, seqs: Sequence[int] | None) -> int:
         """Redrive dead letters of one key (those with these seqs, or all) or of all keys, in steps. Return their number."""

@@ -326,9 +326,13 @@ class AsyncQueue(Calls):
         """See Queue.consumers."""
         return await self._run(self.sync.consumers)
 
-    async def reject(self, key: Key, seq: int, reason: str) -> bool:
+    async def reject(self, key: Key, seq: int, reason: str, *, force: bool = False) -> bool:
         """See Queue.reject."""
-        return await self._run(self.sync.reject, key, seq, reason)
+        return await self._run(self.sync.reject, key, seq, reason, force=force)
+
+    async def resolve(self, key: Key, seq: int) -> bool:
+        """See Queue.resolve."""
+        return await self._run(self.sync.resolve, key, seq)
 
     async def release_consumer(self, name: str, *, force: bool = False) -> int:
         """See Queue.release_consumer."""

@@ -1,8 +1,9 @@
-"""Commands that operate a queue while programs use it: redrive, hold, release, reject, purge, history purge."""
+"""Commands that operate a queue while programs use it: redrive, hold, release, reject, resolve, purge, history purge."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,10 @@ EXAMPLES: Final = {
     "reject": """
         strictq reject orders.strictq order-7 12 --reason "it kills the job"
         strictq reject orders.strictq --key-type int --reason "no number" -- -5 3 4
+        strictq reject orders.strictq order-7 12 --reason "its handler hangs" --force
+    """,
+    "resolve": """
+        strictq resolve orders.strictq order-7 12
     """,
     "purge": """
         strictq purge orders.strictq order-7
@@ -145,10 +150,7 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
     return _report(text, {"released": count > 0, **key_fields(None), "consumer": name, "messages": count}, quiet, as_json)
 
 
-@command(EXAMPLES["reject"])
-@queue_argument
-@key_argument
-@click.argument(
+seqs_argument = click.argument(
     "seqs",
     type=click.IntRange(min=1),
     nargs=-1,
@@ -156,37 +158,78 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
     metavar="SEQ...",
     help="The messages' positions in their key's sequence.",
 )
+
+
+@command(EXAMPLES["reject"])
+@queue_argument
+@key_argument
+@seqs_argument
 @click.option("--reason", type=StoredText(), required=True, help="The reason, shown by `strictq dead`.")
+@click.option("--force", is_flag=True, help="End a lease that holds a message. Its token dies.")
 @key_type_option
 @quiet_option
 @json_option
-def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: KeyType, quiet: bool, as_json: bool) -> int:
+def reject(
+    queue: Path, key: str, seqs: tuple[int, ...], reason: str, force: bool, key_type: KeyType, quiet: bool, as_json: bool
+) -> int:
     """Dead-letter unresolved messages, such as one that crashes every consumer.
 
     If a Spark stream's batch contains the message, the batch is delivered again without it. A message that a worker holds
-    cannot be rejected until its lease ends.
+    needs --force: the lease ends, its other messages are ready again, and what its holder does later is refused.
 
     Exit code 0: every message is a dead letter or was already resolved. 1: some are not; stderr says which and why.
     """
-    chosen = key_of(key, key_type)
     if not reason:
         raise Failure("give a reason", USAGE)
+    return _settle(
+        queue, key_of(key, key_type), seqs, lambda q, k, n: q.reject(k, n, reason, force=force), "rejected", quiet, as_json
+    )
+
+
+@command(EXAMPLES["resolve"])
+@queue_argument
+@key_argument
+@seqs_argument
+@key_type_option
+@quiet_option
+@json_option
+def resolve(queue: Path, key: str, seqs: tuple[int, ...], key_type: KeyType, quiet: bool, as_json: bool) -> int:
+    """Ack unresolved messages in the place of their consumer, such as one whose handler hangs after its work was done.
+
+    A lease that holds a message ends: its other messages are ready again, and what its holder does later is refused. If a
+    Spark stream's batch contains the message, the batch is delivered again without it.
+
+    Exit code 0: every message is resolved. 1: some are not; stderr says which and why.
+    """
+    return _settle(queue, key_of(key, key_type), seqs, lambda q, k, n: q.resolve(k, n), "acked", quiet, as_json)
+
+
+def _settle(
+    queue: Path,
+    key: Key,
+    seqs: Sequence[int],
+    act: Callable[[strictq.Queue, Key, int], bool],
+    ending: str,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Settle messages one by one, and report which were settled and which were resolved before."""
     done: list[int] = []
     resolved: list[int] = []
     failed = False
     with operating(queue) as q:
-        hint_of_type(q, chosen)
+        hint_of_type(q, key)
         for seq in seqs:
             try:
-                (done if q.reject(chosen, seq, reason) else resolved).append(seq)
+                (done if act(q, key, seq) else resolved).append(seq)
             except (UnknownMessage, InvalidArgument) as e:
                 message, _, hint = explained(e)
                 tell(f"strictq: {message}" + (f" ({hint})" if hint else ""))
                 failed = True
-    text = f"{shown_key(chosen)}: {many(len(done), 'message')} rejected" + (
+    text = f"{shown_key(key)}: {many(len(done), 'message')} {ending}" + (
         f"; resolved already: seq {', '.join(map(str, resolved))}" if resolved else ""
     )
-    _report(text, {"rejected": done, "resolved": resolved, **key_fields(chosen)}, quiet, as_json)
+    _report(text, {ending: done, "resolved": resolved, **key_fields(key)}, quiet, as_json)
     return WRONG if failed else OK
 
 

@@ -323,6 +323,13 @@ def reject(w: World) -> None:
         w.run("reject", w.path, given[0], 1, "--reason", "no", *given[1:])
 
 
+def resolve(w: World) -> None:
+    with w.open() as q:
+        q.send_many([Message(b"", key=k) for k, _ in KEYS])
+    for _, given in KEYS:
+        w.run("resolve", w.path, given[0], 1, *given[1:])
+
+
 def history(w: World) -> None:
     with w.open() as q:
         q.configure(history="bodies", keyless="random")
@@ -532,7 +539,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "alarm": alarm,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
     "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
-    "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
+    "reject": reject, "resolve": resolve, "purge": on_each_key("purge"), "history": history, "history export": history_export,
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
     "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,

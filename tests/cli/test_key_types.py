@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[list[object], list[object]]] = {
     "hold": ([], []),
     "release": ([], []),
     "reject": ([1], ["--reason", "why"]),
+    "resolve": ([1], []),
     "purge": ([], []),
     "history purge": ([], []),
 }

@@ -282,6 +282,26 @@ def test_release_of_a_consumer(q: strictq.Queue, path: Path) -> None:
     assert text("release", path, "--consumer", "etl") == "consumer etl: 0 messages released"
 
 
+def test_a_message_that_a_consumer_holds_is_settled_by_force(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 4)
+    held = q.receive(4, keys=["k"])
+    result = in_process("reject", path, "k", 1, "--reason", "it hangs")
+    assert result.exit_code == 1
+    assert "--force" in result.stderr
+    assert values("reject", path, "k", 1, "--reason", "it hangs", "--force") == {
+        "rejected": [1], "resolved": [], "key": "k", "key_type": "str",
+    }  # fmt: skip
+    assert values("resolve", path, "k", 2, 1) == {"acked": [2], "resolved": [1], "key": "k", "key_type": "str"}
+    assert text("resolve", path, "k", 3) == "k: 1 message acked"
+    result = in_process("resolve", path, "k", 9)
+    assert result.exit_code == 1
+    assert "has no message with seq 9" in result.stderr
+    with pytest.raises(strictq.LeaseLost):
+        held[3].ack()
+    assert [d.seq for d in q.receive(4, keys=["k"])] == [4]
+    assert [d.reason for d in q.dead_letters("k")] == ["it hangs"]
+
+
 def test_reject(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 5)
     h = holder(q, "etl")

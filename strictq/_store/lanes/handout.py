@@ -14,11 +14,11 @@ import apsw
 from ... import _hints as hints
 from ..._errors import ConsumerLost, HandoutGone, InvalidArgument, StoreCorrupt, UnknownMessage
 from ..._keys import decode_key
-from ..._sql import HANDOUT, SETTLE
+from ..._sql import HANDOUT, LANES, SETTLE
 from ..bulk import packing
 from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, Totals, Tx
-from . import claim, lanes, retries, settle
+from . import claim, history, lanes, retries, settle
 from .claim import Request
 from .leases import Held, Settlement
 
@@ -284,14 +284,17 @@ def _end_leases(tx: Tx, found: Iterable[tuple[Any, ...]]) -> int:
     return messages
 
 
-def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
-    """Dead-letter an unresolved message that no timed lease holds. A batch that holds it is read without it from now on.
+def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool) -> bool:
+    """Settle an unresolved message in the place of its consumer. A batch that holds it is read without it from now on.
 
+    Args:
+        reason: dead-letter it for this reason; None: ack it.
+        force: end a timed lease that holds it.
     Returns:
         Whether it was unresolved.
     Raises:
         UnknownMessage: that seq was never issued for that key.
-        InvalidArgument: a consumer with a timed lease has it. Nothing changed.
+        InvalidArgument: a consumer with a timed lease has it, and `force` is False. Nothing changed.
     """
     lane = lanes.find(tx, key)
     row = None if lane is None else lanes.get(tx, lane)
@@ -305,26 +308,33 @@ def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
         (lanes.release_lane if lease.ack_first else lanes.retake)(tx, lease)
         lease = None
     holder = lease if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first else None
+    charged = holder is not None
     if holder is not None and holder.deadline != NEVER:
-        raise InvalidArgument(
-            f"seq {seq} of key {decode_key(key)!r} is held by {holder.consumer}",
-            hint=hints.LEASED_REJECT,
-        )
-    _bury(tx, lane, key, seq, reason, holder)
-    if lease is None:
-        lanes.unlist(tx, lane)
-        lanes.place(tx, lane)
-    return True
-
-
-def _bury(tx: Tx, lane: int, key: bytes, seq: int, reason: str, holder: lanes.LeaseRow | None) -> None:
-    _, arrival, _, stored = tx.run(SETTLE.rows_between, (lane, seq, seq)).get
-    lanes.bury(tx, lane, key, seq, kind="rejected", reason=reason, starts=retries.starts(stored) + (holder is not None))
+        if not force:
+            raise InvalidArgument(
+                f"seq {seq} of key {decode_key(key)!r} is held by {holder.consumer}",
+                hint=hints.LEASED_REJECT,
+            )
+        # The token dies with the row. It is not remembered for this message, so that its holder's ack is refused.
+        charged = seq <= holder.started
+        tx.run(LANES.delete_lease, (lane,))
+        tx.report("lease_lost", key, holder.lo, holder.token, f"an operator ended the lease of {holder.consumer}")
+        lease = holder = None
+    _, arrival, apart, stored = tx.run(SETTLE.rows_between, (lane, seq, seq)).get
+    if reason is None:
+        lanes.remove(tx, lane, [(seq, arrival, bool(apart))], history.End("acked", int(charged)))
+        tx.count_acks(1)
+    else:
+        lanes.bury(tx, lane, key, seq, kind="rejected", reason=reason, starts=retries.starts(stored) + charged)
     if holder is not None:
         n = tx.run(HANDOUT.handout_of, (holder.consumer, holder.token)).get
         if n is not None:
             tx.run(HANDOUT.add_rejected, (holder.consumer, n, arrival))
         settle.shrink(tx, holder, 1)
+    if lease is None:
+        lanes.unlist(tx, lane)
+        lanes.place(tx, lane)
+    return True
 
 
 # ---- reading
