@@ -120,7 +120,7 @@ INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES
 SELECT state FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: handout_of
--- handout.reject and inspect.explain: the batch that holds a lease. Takes consumer, token. Index: handout_open.
+-- handout.settle_one and inspect.explain: the batch that holds a lease. Takes consumer, token. Index: handout_open.
 SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open' AND token = ?;
 
 -- name: resolve

@@ -28,7 +28,7 @@ SELECT max(seq) FROM message WHERE lane = ?;
 SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
 
 -- name: delete_lease
--- lanes: a lease ends. Takes lane. Index: primary key.
+-- lanes, handout.settle_one: a lease ends. Takes lane. Index: primary key.
 DELETE FROM lease WHERE lane = ?;
 
 -- name: add_ready
