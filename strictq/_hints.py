@@ -349,6 +349,14 @@ BATCH_DIFFERS: Final = Coded(
     "if the checkpoint lost its newest files, start a new query from where this one stopped; if the rows are the "
     "same messages recomputed, set the option onMismatch to 'skip'",
 )
+OWN_JOB: Final = Coded(
+    "own_job",
+    "leave the option jobId out, because the query and its batch name the write; or use a job id that no other query or job has "
+    "used; if the rows of this batch are in the queue, leave this write out",
+)
+TWO_WRITES: Final = Coded(
+    "two_writes", "give each write of a batch a job id of its own that ends with the batch's number, such as good-7 and bad-7"
+)
 SAME_KEY_TYPE: Final = Coded(
     "same_key_type",
     "restart the query with the previous keyType until that batch is done; then stop it and change keyType",
@@ -406,7 +414,8 @@ APPEND_ONLY: Final = Coded("append_only", 'use .mode("append"), or .outputMode("
 MAKE_QUEUE_IN_DRIVER: Final = Coded("make_queue_in_driver", "create it with strictq.open(path) in the driver program")
 NAME_WRITE: Final = Coded(
     "name_write",
-    "name this write, and use the same name when repeating it, so that its rows are written once",
+    "name this write, and use the same name when repeating it, so that its rows are written once; in foreachBatch this is needed "
+    "only on Spark Connect, and in threads that the program starts",
 )
 OWN_CHECKPOINT: Final = Coded(
     "own_checkpoint",

@@ -108,8 +108,9 @@ def run(spark, place, seconds):
     )
 
     def write(batch, number):
-        # Idempotent by number: a repeated batch replaces itself.
-        batch.write.mode("overwrite").parquet(f"{place}/lake/batch={number}")
+        # A repeated batch replaces itself, and no batch of another checkpoint.
+        query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        batch.write.mode("overwrite").parquet(f"{place}/lake/query={query_id}/batch={number}")
 
     query = (
         readings.writeStream.foreachBatch(write)

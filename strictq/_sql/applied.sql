@@ -1,6 +1,8 @@
 -- name: schema
 -- The batches of writers of whole batches (a Spark query or job), so that none is written twice. Each batch has one row in every shard
--- that it reached. The row in the writer's home shard also describes the batch and records whether it is complete.
+-- that it reached. The row in the writer's home shard also describes the batch and records whether it is complete. If a stream wrote it
+-- in foreachBatch, the home shard has a second row, whose `writer` is 'by <length of the writer> <writer> <query> <execution>', and
+-- whose `batch` is that of the query. Older versions ignore such rows.
 CREATE TABLE applied (
     writer TEXT    NOT NULL,
     batch  INTEGER NOT NULL,
@@ -28,6 +30,10 @@ INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, 
 -- name: advance
 -- applied.put: this shard has one more part. Takes writer, batch, parts, until.
 INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLICT (writer, batch) DO UPDATE SET parts = excluded.parts;
+
+-- name: origin
+-- applied: which batch of a stream wrote the newest batch of a writer. Takes 'by <length> <writer> ' twice. Index: primary key.
+SELECT writer, batch FROM applied WHERE writer > ? AND writer < ? || char(1114111);
 
 -- name: finish
 -- applied.finish: the batch is complete, so its files are no longer needed. Takes writer, batch. Index: primary key.

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from .. import _hints as hints
 from .._errors import ConfigError, StoreBusy, StrictqError
 from .._parallel import AT_ONCE, run_all
-from .._store.api import Applied, Bulk, Size, Staging, Token
+from .._store.api import Applied, Bulk, Origin, PlainRows, Size, Staging, Token
 from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
 
@@ -31,14 +31,15 @@ class StagedFile(NamedTuple):
     rows: int
 
 
-def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool) -> None:
+def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool, origin: Origin | None = None) -> None:
     """Write the rows of these files as messages, exactly once, even if other processes try the same.
 
     Args:
         files: the files in the order of their rows. If an earlier try has decided on files, those are used instead.
         skip_others: accept a batch that was written with another number of rows.
+        origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
     Raises:
-        ConfigError: the batch was written with another number of rows; nothing was changed.
+        ConfigError: the batch was written with another number of rows, or is not a repeated one; nothing was changed.
         QueueFull, MessageTooLarge, InvalidArgument: the settings do not allow it; nothing was changed.
         StoreError: run the batch again. Parts that were written are not written twice.
     """
@@ -46,20 +47,36 @@ def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_other
     bulk = queue._storage.bulk
     rows = sum(file.rows for file in files)
     known = bulk.known(token)
-    if known is None and not rows:
+    if known is None and not rows and origin is None:
         return
     place = bulk.staging(token.writer)
     if known is None or not known.whole:
         with place.locked() as held:
             if not held:
                 raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
-            known = _write(bulk, _cut(queue), place, token, files)
+            known = _write(bulk, _cut(queue), place, token, files, origin)
+    if known is not None and origin is not None:
+        bulk.require_repeat(token, origin, unknown=_may_be_older(bulk, token, origin))
     place.drop_up_to(token.number)
     if known is not None and known.rows != rows and not skip_others:
         raise ConfigError(
             f"{token} was written with {known.rows:,} messages, and is now repeated with {rows:,}; nothing more was written",
             hint=hints.BATCH_DIFFERS,
         )
+
+
+def _may_be_older(bulk: Bulk, token: Token, origin: Origin) -> bool:
+    """Return whether a batch without a stored origin may be this one, written by a version that did not store it.
+
+    Spark repeats only the newest batch. So a job id with the number of a batch is accepted if the one with the next number is not
+    known. The first batch is not accepted, because every query with a new checkpoint begins with its number.
+    """
+    if not token.is_job:
+        return True
+    name = token.writer.removesuffix(str(origin.batch))
+    if origin.batch == 0 or name == token.writer or name[-1].isdigit():
+        return False
+    return bulk.known(Token(f"{name}{origin.batch + 1}", token.number)) is None
 
 
 def finish_others(queue: Queue) -> None:
@@ -82,7 +99,9 @@ def _cut(queue: Queue) -> Cut:
     return whole._replace(rows=max(whole.rows // at_once, 1), bytes=max(whole.bytes // at_once, 1))
 
 
-def _write(bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile]) -> Applied | None:
+def _write(
+    bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile], origin: Origin | None = None
+) -> Applied | None:
     """Write the batch. Return its earlier state, or None if it is written for the first time."""
     known = bulk.known(token)
     if known is not None and known.whole:
@@ -94,12 +113,14 @@ def _write(bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[S
     parts = batch.parts(bulk.shard_of, cut)
     home = bulk.home(token)
     if known is None:
+        if not parts:
+            return bulk.put_whole(token, size, PlainRows([], [], [], []), origin)
         if len(parts) == 1 and len(parts.get(home, ())) == 1:
-            return bulk.put_whole(token, size, parts[home][0].rows())
+            return bulk.put_whole(token, size, parts[home][0].rows(), origin)
         place.sync([file.name for file in files])
-        decided = bulk.decide(token, size, _encode(files, cut))
+        decided = bulk.decide(token, size, _encode(files, cut), origin)
         if decided.files != _encode(files, cut):
-            return _write(bulk, cut, place, token, files)  # another process was faster, so continue with its decision
+            return _write(bulk, cut, place, token, files, origin)  # another process was faster, so continue with its decision
     _put_all(bulk, token, parts)
     bulk.finish(token, parts)
     return known

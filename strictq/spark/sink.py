@@ -22,7 +22,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError
 from .._files import failure
-from .._store.api import Staging, Storage, Token, new_run
+from .._store.api import Origin, Staging, Storage, Token, new_run
 from ..opening import open as open_queue
 from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 ON_MISMATCH: Final = ("fail", "skip")
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
+APPLICATION_ID: Final = "spark.app.id"
+EXECUTION_ID: Final = "spark.sql.execution.root.id"
+"""A number of the application. All writes of a batch in `foreachBatch` have the same, and no two executions of a batch."""
 
 
 @attrs.frozen
@@ -47,6 +50,7 @@ class TaskCommit(WriterCommitMessage):
 
     Attributes:
         writer, number: its batch.
+        origin: the batch of a stream that writes it in `foreachBatch`.
         run: the identifier of the try.
         partition: its position among the tasks.
         name: the name of the file; None: there were no rows.
@@ -55,6 +59,7 @@ class TaskCommit(WriterCommitMessage):
 
     writer: str
     number: int
+    origin: Origin | None
     run: str
     partition: int
     name: str | None
@@ -139,7 +144,9 @@ class Output:
             self._place.drop([self.name])
 
 
-def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> TaskCommit:
+def stage(
+    target: Target, token: Token, partition: int, batches: Iterator[RecordBatch], origin: Origin | None = None
+) -> TaskCommit:
     """Write the rows of one task to a separate file. An incomplete file is deleted, unless the process is killed."""
     output = Output(target.staging(token.writer), token.number, target.run)
     try:
@@ -153,7 +160,7 @@ def stage(target: Target, token: Token, partition: int, batches: Iterator[Record
     except BaseException:
         output.discard()
         raise
-    return TaskCommit(token.writer, token.number, target.run, partition, output.name, output.rows)
+    return TaskCommit(token.writer, token.number, origin, target.run, partition, output.name, output.rows)
 
 
 def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -167,7 +174,7 @@ def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> No
     with open_queue(target.path, create=False) as queue:
         finish_others(queue)
         files = [StagedFile(m.name, m.rows) for m in done if m.name is not None]
-        apply(queue, token, files, skip_others=target.skip_others)
+        apply(queue, token, files, skip_others=target.skip_others, origin=done[0].origin)
 
 
 def abort(target: Target, token: Token, run: str) -> None:
@@ -183,27 +190,44 @@ def abort(target: Target, token: Token, run: str) -> None:
         place.close()
 
 
+def abort_reported(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Delete the files that tasks reported. If no task reported one, the next try of the batch deletes them."""
+    for writer, number, run in {(m.writer, m.number, m.run) for m in messages if isinstance(m, TaskCommit)}:
+        abort(target, Token(writer, number), run)
+
+
 @plain("write", "commit", "abort")
 class BatchWriter(DataSourceArrowWriter):
-    """Implements `df.write.format("strictq")`: a job's rows, written once for each job id."""
+    """Implements `df.write.format("strictq")`: a job's rows, written once for each job id, or each batch in `foreachBatch`.
+
+    Only tasks know whether they run in `foreachBatch`.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, table: bool = False) -> None:
         require_known(options, "write")
         job = options.get("jobId")
-        if not job:
-            raise InvalidArgument("the option jobId is missing", hint=hints.INSERT_JOB if table else hints.NAME_WRITE)
-        self._token = Token.job(validate.name("jobId", job))
+        self._job = Token.job(validate.name("jobId", job)) if job else None
+        self._no_job = hints.INSERT_JOB if table else hints.NAME_WRITE
         self._target = target(options, schema, "write", overwrite=overwrite, table=table)
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
-        return stage(self._target, self._token, _task().partitionId(), iterator)
+        task = _task()
+        origin = _origin(task)
+        token = self._job or (origin and Token.query(origin.query, origin.batch))
+        if token is None:
+            raise InvalidArgument("the option jobId is missing", hint=self._no_job)
+        return stage(self._target, token, task.partitionId(), iterator, origin)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         commit(self._target, messages)
-        Staging(self._target.path, self._token.writer).close()
+        if self._job is not None:
+            Staging(self._target.path, self._job.writer).close()
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark defines the signature
-        abort(self._target, self._token, self._target.run)
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        if self._job is not None:
+            abort(self._target, self._job, self._target.run)
+        else:
+            abort_reported(self._target, messages)
 
 
 @plain("write", "commit", "abort")
@@ -215,23 +239,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         task = _task()
-        query, number = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
-        if query is None or number is None:
+        origin = _origin(task)
+        if origin is None:
             raise StoreError("Spark did not provide the id of the query and batch; nothing was written", shard=-1)
-        return stage(self._target, Token.query(query, int(number)), task.partitionId(), iterator)
+        return stage(self._target, Token.query(origin.query, origin.batch), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         if any(isinstance(m, TaskCommit) and m.number != batchId for m in messages):
             raise StoreError(f"tasks of another batch came with batch {batchId}; nothing was written", shard=-1)
         commit(self._target, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        # If no task reported a file, the files are deleted by the next try of the batch.
-        for writer, run in {(m.writer, m.run) for m in messages if isinstance(m, TaskCommit)}:
-            abort(self._target, Token(writer, batchId), run)
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - Spark's signature
+        abort_reported(self._target, messages)
 
 
 def _task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None, "Spark calls write() in a task"
     return task
+
+
+def _origin(task: TaskContext) -> Origin | None:
+    """Return the batch of a stream to which a task belongs; None: to none, as far as Spark tells."""
+    query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+    if query is None or batch is None:
+        return None
+    application, execution = task.getLocalProperty(APPLICATION_ID), task.getLocalProperty(EXECUTION_ID)
+    if application is None or execution is None:
+        raise StoreError("Spark did not provide the id of the execution; nothing was written", shard=-1)
+    return Origin(query, int(batch), f"{application}/{execution}")

@@ -99,11 +99,13 @@ def of_another_queue(place: Place) -> None:
         place.end(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start())
 
 
-def in_foreach_batch(place: Place) -> None:
-    """Write in foreachBatch as if the stream's checkpoint covered it."""
+def twice_in_foreach_batch(place: Place) -> None:
+    """Write a batch to one queue in two steps, as if Spark told them apart."""
+    target = spare(place)
 
     def write(df: DataFrame, batch: int) -> None:
-        df.select("key", "body").write.format("strictq").mode("append").save(place.path)
+        for _ in range(2):
+            df.select("key", "body").write.format("strictq").mode("append").save(target)
 
     path = place.other / "source"
     with strictq.open(path, durability="process") as q:
@@ -265,8 +267,8 @@ MISTAKES = {
         "the option jobId is missing",
         "INSERT INTO",
     ),
-    "foreachBatch without a job id": Mistake(
-        in_foreach_batch, "the option jobId is missing", "name this write", in_user_code=True
+    "two writes of a batch": Mistake(
+        twice_in_foreach_batch, "writes to this queue a second time", "job id of its own", in_user_code=True
     ),
     # ---- queries
     "output mode complete": Mistake(

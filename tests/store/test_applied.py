@@ -9,7 +9,7 @@ import pytest
 import strictq
 from strictq import ConfigError, Message, Queue, QueueFull
 from strictq._keys import encode_key
-from strictq._store.api import Applied, Bulk, PlainRows, Size, Token
+from strictq._store.api import Applied, Bulk, Origin, PlainRows, Size, Token
 from strictq._store.bulk.applied import BATCHES_KEPT, JOB_SECONDS
 from strictq._store.lanes.send import INLINE_BYTES_MAX
 from strictq.testing import FakeClock
@@ -33,8 +33,8 @@ def put(q: Queue, token: Token, part: int, pairs: list[tuple[str, bytes]], shard
     bulk(q).put(token, shard, part, rows(pairs))
 
 
-def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]]) -> Applied | None:
-    return bulk(q).put_whole(token, Size(len(pairs)), rows(pairs))
+def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]], origin: Origin | None = None) -> Applied | None:
+    return bulk(q).put_whole(token, Size(len(pairs)), rows(pairs), origin)
 
 
 # ---- messages by columns
@@ -173,6 +173,80 @@ def test_a_job_is_forgotten_in_the_end(disk: Opener, clock: FakeClock) -> None:
     write(q, Token.query("any", 0), [("k", b"")])
     assert bulk(q).known(Token.job("old")) is None
     assert bulk(q).known(Token.job("new")) is not None
+
+
+# ---- batches that a stream writes in foreachBatch
+
+FIRST = Origin("query-1", 7, "app/3")
+AGAIN = FIRST._replace(execution="app/9")
+OTHER = FIRST._replace(query="query-2")
+
+
+def repeat(q: Queue, token: Token, origin: Origin, *, unknown: bool = False) -> None:
+    bulk(q).require_repeat(token, origin, unknown=unknown)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_later_execution_of_a_batch_repeats_it(disk: Opener, decided: bool) -> None:
+    q = disk()
+    token = Token.job("a-7")
+    if decided:
+        bulk(q).decide(token, Size(1), "files", FIRST)
+    else:
+        write(q, token, [("k", b"1")], FIRST)
+    with pytest.raises(ConfigError, match="batch 7 of query query-1 writes to this queue a second time as job a-7"):
+        repeat(q, token, FIRST)
+    repeat(q, token, AGAIN)
+    with pytest.raises(ConfigError, match="a second time"):  # the write that may have been missing in the first execution
+        repeat(q, token, AGAIN)
+    with pytest.raises(
+        ConfigError, match="job a-7 was written by batch 7 of query query-1, and now comes with batch 7 of query qu"
+    ):
+        repeat(q, token, OTHER)
+    with pytest.raises(ConfigError, match="and now comes with batch 8 of query query-1; nothing was written"):
+        repeat(q, token, AGAIN._replace(batch=8))
+    with pytest.raises(ConfigError, match="a second time"):
+        repeat(q, token, AGAIN)
+
+
+def test_a_query_has_one_origin_of_its_newest_batch(disk: Opener) -> None:
+    q = disk()
+    for number in range(5):
+        write(q, Token.query("query-1", number), [("k", b"")], FIRST._replace(batch=number))
+        with pytest.raises(ConfigError, match=rf"batch {number} of query query-1 writes to this queue a second time; only the"):
+            repeat(q, Token.query("query-1", number), FIRST._replace(batch=number))
+    repeat(q, Token.query("query-1", 3), AGAIN._replace(batch=3))  # its checkpoint lost the newest files
+    repeat(q, Token.query("query-1", 4), AGAIN._replace(batch=4))
+    (rows,) = store_of(q).shards[0].read(lambda db: db.execute("SELECT count(*) FROM applied").fetchone())
+    assert rows == 6
+
+
+def test_a_batch_without_an_origin(disk: Opener) -> None:
+    q = disk()
+    write(q, Token.job("a-7"), [("k", b"")])
+    with pytest.raises(ConfigError, match="job a-7 was written before, by an older version or outside foreachBatch"):
+        repeat(q, Token.job("a-7"), FIRST)
+    repeat(q, Token.job("a-7"), FIRST, unknown=True)
+    with pytest.raises(ConfigError, match="a second time"):
+        repeat(q, Token.job("a-7"), FIRST, unknown=True)
+
+
+@pytest.mark.parametrize("name", ["a 7", "a", "a-7 query-1 app/3", "a-77", "\U0010ffff"])
+def test_origins_of_writers_with_similar_names(disk: Opener, name: str) -> None:
+    q = disk()
+    write(q, Token.job(name), [("k", b"")], OTHER)
+    write(q, Token.job("a-7"), [("k", b"")], FIRST)
+    repeat(q, Token.job("a-7"), AGAIN)
+    repeat(q, Token.job(name), OTHER._replace(execution="app/9"))
+
+
+def test_an_origin_is_forgotten_with_its_job(disk: Opener, clock: FakeClock) -> None:
+    q = disk()
+    write(q, Token.job("a-7"), [("k", b"")], FIRST)
+    clock.advance(JOB_SECONDS + 1.0)
+    write(q, Token.query("any", 0), [("k", b"")])
+    (rows,) = store_of(q).shards[0].read(lambda db: db.execute("SELECT count(*) FROM applied").fetchone())
+    assert rows == 1
 
 
 # ---- all or nothing

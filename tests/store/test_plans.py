@@ -109,6 +109,7 @@ PINNED: list[tuple[Statements, str, list[str]]] = [
     (SEND, "old_dedups", ["SEARCH dedup USING COVERING INDEX dedup_until (until<?)"]),
     (APPLIED, "find", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "newest", ["SEARCH applied USING PRIMARY KEY (writer=?)"]),
+    (APPLIED, "origin", ["SEARCH applied USING PRIMARY KEY (writer>? AND writer<?)"]),
     (APPLIED, "finish", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "forget_batches", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch<?)"]),
     (APPLIED, "outlived", ["SEARCH applied USING INDEX applied_until (until<?)"]),

@@ -50,8 +50,26 @@ class Token(NamedTuple):
         """Return the token of a query's batch."""
         return cls(QUERY + name, number)
 
+    @property
+    def is_job(self) -> bool:
+        """Whether it is a job's only batch."""
+        return self.writer.startswith(JOB)
+
     def __str__(self) -> str:
-        return self.writer if self.writer.startswith(JOB) else f"batch {self.number} of {self.writer}"
+        return self.writer if self.is_job else f"batch {self.number} of {self.writer}"
+
+
+class Origin(NamedTuple):
+    """The batch of a stream that writes a batch in `foreachBatch`.
+
+    Attributes:
+        query, batch: the id of the query, and the number of its batch.
+        execution: an id that differs each time Spark runs that batch.
+    """
+
+    query: str
+    batch: int
+    execution: str
 
 
 class Size(NamedTuple):
@@ -99,19 +117,26 @@ def find(db: apsw.Connection, token: Token) -> Applied | None:
     return None
 
 
-def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int) -> Applied:
+def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int, origin: Origin | None = None) -> Applied:
     """Make these files the batch, in the home shard, unless others already are. Return the decision.
 
     Args:
         elsewhere: unresolved messages of the other shards.
+        origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
     """
     known = find(tx.db, token)
     if known is None:
         require_fits(tx, size, elsewhere)
-        tx.run(APPLIED.decide, (*token, size.rows, files, _until(tx, token)))
-        _forget(tx, token)
+        _decide(tx, token, size, files, origin)
         known = Applied(0, size.rows, files)
     return known
+
+
+def _decide(tx: Tx, token: Token, size: Size, files: str | None, origin: Origin | None) -> None:
+    tx.run(APPLIED.decide, (*token, size.rows, files, _until(tx, token)))
+    if origin is not None:
+        _store_origin(tx, token, origin)
+    _forget(tx, token)
 
 
 def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
@@ -135,16 +160,69 @@ def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
         _forget(tx, token)
 
 
-def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int) -> Applied | None:
+def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int, origin: Origin | None = None) -> Applied | None:
     """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now."""
     known = find(tx.db, token)
     if known is not None:
         return known
     require_fits(tx, size, elsewhere)
     append(tx, rows)
-    tx.run(APPLIED.decide, (*token, size.rows, None, _until(tx, token)))
-    _forget(tx, token)
+    _decide(tx, token, size, None, origin)
     return None
+
+
+def require_repeat(tx: Tx, token: Token, origin: Origin, unknown: bool) -> None:
+    """Verify that a batch that is written was written by an earlier execution of this stream's batch, and store this execution.
+
+    Args:
+        unknown: accept a batch of which no origin is stored.
+    Raises:
+        ConfigError: another batch or query wrote it, or this execution did; nothing was changed.
+    """
+    stored = _origin(tx, token)
+    ours = f"batch {origin.batch} of query {origin.query}"
+    if stored is None and not unknown:
+        raise ConfigError(
+            f"{token} was written before, by an older version or outside foreachBatch, and now comes with {ours}; nothing was "
+            "written",
+            hint=hints.OWN_JOB,
+        )
+    if stored is not None and token.is_job and stored[:2] != origin[:2]:
+        raise ConfigError(
+            f"{token} was written by batch {stored.batch} of query {stored.query}, and now comes with {ours}; nothing was "
+            "written",
+            hint=hints.OWN_JOB,
+        )
+    if stored == origin:
+        raise ConfigError(
+            f"{ours} writes to this queue a second time{f' as {token}' if token.is_job else ''}; only the first write was stored",
+            hint=hints.TWO_WRITES,
+        )
+    _store_origin(tx, token, origin)
+
+
+def _origin(tx: Tx, token: Token) -> Origin | None:
+    """Return the batch of a stream that wrote the newest batch of a writer."""
+    prefix = _origin_prefix(token)
+    row = tx.run(APPLIED.origin, (prefix, prefix)).get
+    if row is None:
+        return None
+    query, _, execution = row[0].removeprefix(prefix).partition(" ")
+    return Origin(query, row[1], execution)
+
+
+def _store_origin(tx: Tx, token: Token, origin: Origin) -> None:
+    """Store the origin of a batch instead of that of the writer's batch before it, because Spark repeats only the newest one."""
+    prefix = _origin_prefix(token)
+    tx.many(APPLIED.delete, tx.run(APPLIED.origin, (prefix, prefix)).fetchall())
+    tx.run(
+        APPLIED.decide,
+        (f"{prefix}{origin.query} {origin.execution}", origin.batch, None, None, tx.now + int(JOB_SECONDS * SECOND)),
+    )
+
+
+def _origin_prefix(token: Token) -> str:
+    return f"by {len(token.writer)} {token.writer} "
 
 
 def finish(tx: Tx, token: Token) -> None:
@@ -174,7 +252,7 @@ def require_fits(tx: Tx, size: Size, elsewhere: int) -> None:
 
 
 def _until(tx: Tx, token: Token) -> int | None:
-    return tx.now + int(JOB_SECONDS * SECOND) if token.writer.startswith(JOB) else None
+    return tx.now + int(JOB_SECONDS * SECOND) if token.is_job else None
 
 
 def _forget(tx: Tx, token: Token) -> None:

@@ -13,7 +13,7 @@ from ..lanes.leases import KEY, LANE, Row
 from ..shard import Shard
 from ..store import Store
 from . import applied, scan, staging
-from .applied import Applied, Size, Token
+from .applied import Applied, Origin, Size, Token
 from .columns import BlockSize, ListedColumns, MessageRange, PackedColumns, Runs, listed
 from .insert import BulkRows
 from .staging import Staging
@@ -101,9 +101,11 @@ class Bulk:
         shard.confirm()
         return found
 
-    def decide(self, token: Token, size: Size, files: str) -> Applied:
+    def decide(self, token: Token, size: Size, files: str, origin: Origin | None = None) -> Applied:
         """Make these files the batch, unless others already are. Durable on return. Return the decision.
 
+        Args:
+            origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
         Raises:
             QueueFull: the batch would exceed max_depth; nothing changed.
             MessageTooLarge, InvalidArgument: the settings do not permit it; nothing changed.
@@ -112,7 +114,7 @@ class Bulk:
         shard = self._shard(self.home(token))
         elsewhere = self._store.depth_elsewhere(shard)
         self._store.require_room(shard)
-        decided = shard.run(bound(applied.decide, token, size, files, elsewhere))
+        decided = shard.run(bound(applied.decide, token, size, files, elsewhere, origin))
         shard.sync()
         return decided
 
@@ -130,7 +132,7 @@ class Bulk:
         """Let the connection that writes to a shard cache so much of the file at most, from now on."""
         self._shard(shard).bound_cache(kib)
 
-    def put_whole(self, token: Token, size: Size, rows: BulkRows) -> Applied | None:
+    def put_whole(self, token: Token, size: Size, rows: BulkRows, origin: Origin | None = None) -> Applied | None:
         """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now.
 
         Raises:
@@ -139,7 +141,19 @@ class Bulk:
         shard = self._shard(self.home(token))
         elsewhere = self._store.depth_elsewhere(shard)
         self._store.require_room(shard)
-        return shard.run(bound(applied.put_whole, token, size, rows, elsewhere))
+        return shard.run(bound(applied.put_whole, token, size, rows, elsewhere, origin))
+
+    def require_repeat(self, token: Token, origin: Origin, *, unknown: bool) -> None:
+        """Verify that a written batch repeats this batch of a stream. The next repeat is compared with this execution.
+
+        Args:
+            unknown: accept a batch of which no origin is stored.
+        Raises:
+            ConfigError: another batch or query wrote it, or this execution did; nothing was changed.
+        """
+        shard = self._shard(self.home(token))
+        self._store.require_room(shard)
+        shard.run(bound(applied.require_repeat, token, origin, unknown))
 
     def finish(self, token: Token, shards: Iterable[int]) -> None:
         """Mark the batch as complete: every part is in its shard.
