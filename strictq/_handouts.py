@@ -284,6 +284,7 @@ class Holder:
         """Ack every batch up to a number. Write nothing if they are acked already.
 
         Raises:
+            HandoutGone: no call has returned a batch with this number; nothing was changed.
             ConsumerLost: another holder took over; nothing was changed.
             StoreError: a shard failed; the others have acked.
         """
@@ -291,7 +292,26 @@ class Holder:
         if self._deferred is not None and upto <= self._deferred.upto:
             return
         self.wait()
-        self._ack(min(upto, self.last))
+        last = min(self.last, self._returned)
+        if not 0 <= upto <= last:
+            raise HandoutGone(f"consumer {self.name!r} of this queue has received {last} batches, so it can't ack batch {upto}")
+        self._ack(upto)
+
+    def withdraw_newest(self) -> None:
+        """Undo the newest batch. Its messages are ready again, with no attempt charged, and the next batch has its number.
+
+        Call it only if no query has processed the batch.
+
+        Raises:
+            ConsumerLost: another holder took over; nothing was changed.
+            StoreError: a shard failed; parts of others were undone, and the rest of the batch remains.
+        """
+        self.wait()
+        n = self.last
+        self._known = self._ahead = None
+        self._taken = 0
+        self._handouts.withdraw(self.name, self.epoch, n)
+        self._returned = min(self._returned, n - 1)
 
     def _ack(self, upto: int) -> None:
         failed = self._advance(upto, dict.fromkeys(self._look()), Allowance(0, 0))

@@ -162,7 +162,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A process that died may have recorded batches that Spark lost or never knew, also one of another query before a queue
         # joined. They are delivered first, unchanged, and not together with new ones.
         for chunk in self._members.chunks([m for m in members if not m.examined]):
-            behind = self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
+            behind = self._members.each(chunk, lambda m: self._is_behind(at, m))
             self._behind |= {name for name, is_behind in behind.items() if is_behind}
             for member in chunk:
                 member.examined = True
@@ -182,6 +182,19 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break  # the next ones follow in the next call, which comes at once
         self._idle_until = time.monotonic() + IDLE_SHARE * (time.monotonic() - began)
         return start
+
+    def _is_behind(self, at: FleetPosition, member: Member) -> bool:
+        """Return whether a queue has recorded batches that Spark does not have.
+
+        If its recording reported an error although it happened, Spark has the round without that batch. It is undone, and
+        recorded again in the round that delivers it. Otherwise a replay would find it under a number with which Spark has other
+        rows.
+        """
+        held, n = member.held, self._number(at, member) + 1
+        if held.last == n > held.acked and 0 < at.recorded(member.marked(n))[0] <= at.round:
+            held.withdraw_newest()
+            member.last = held.last
+        return held.last >= n
 
     def _look_for_gone(self, at: FleetPosition) -> None:
         """Report queues of the checkpoint that are not found."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strictq import InvalidArgument, Queue
+from strictq import HandoutGone, InvalidArgument, Queue
 from strictq._handouts import Holder
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
@@ -44,6 +44,49 @@ def test_start_is_acked_and_the_lanes_go_on(q: Queue) -> None:
     assert h.take(2) == 2
     stats = q.stats()
     assert (stats.acks, stats.depth) == (4, 0)
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("upto", [-1, 2, 77])
+def test_a_batch_that_was_never_received_is_not_acked(q: Queue, upto: int) -> None:
+    fill(q, "a", 4)
+    h = holder(q)
+    h.take(0, messages_max=3)
+    with pytest.raises(HandoutGone, match=f"has received 1 batches, so it can't ack batch {upto}"):
+        h.ack(upto)
+    stats = q.stats()
+    assert (stats.acks, stats.in_flight, h.acked) == (0, 3, 0)
+    assert h.take(0) == 1
+    h.ack(1)
+    h.ack(0)
+    assert (q.stats().acks, h.acked) == (3, 1)
+
+
+def test_a_batch_that_is_recorded_ahead_is_not_acked(q: Queue) -> None:
+    for n in range(6):
+        fill(q, f"k{n}", 1)
+    h = holder(q, deferring=True)
+    assert [h.take(n, messages_max=2, ahead=True) for n in (0, 1)] == [1, 2]
+    h.wait()
+    with pytest.raises(HandoutGone, match="can't ack batch 3"):
+        h.ack(3)
+    assert h.take(2, messages_max=2, ahead=True) == 3
+    h.ack(3)
+    assert q.stats().depth == 0
+
+
+def test_the_newest_batch_is_withdrawn(q: Queue) -> None:
+    fill(q, "a", 4)
+    h = holder(q)
+    assert [h.take(n, messages_max=2) for n in (0, 1)] == [1, 2]
+    h.withdraw_newest()
+    assert (h.last, h.acked, q.stats().in_flight) == (1, 1, 0)
+    with pytest.raises(HandoutGone):
+        h.ack(2)
+    fill(q, "b", 1)
+    assert h.take(1) == 2
+    assert by_key(read(q, h, 2)) == {"sa": [3, 4], "sb": [1]}
+    assert [d.attempt for d in q.receive()] == []
     assert q.check() == []
 
 
