@@ -102,6 +102,7 @@ SAME: Final = frozenset(
     see_history move_away export_elsewhere another_directory longer_windows batch_differs same_key_type choose_key_type
     prepare_keys prepared_columns rename_column same_version run_task_again install_java java_version leave_key_type_out
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
+    own_job two_writes
     own_checkpoint new_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent
     replica_is promote_other elected_other decider feed_first
     empty leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
