@@ -22,7 +22,7 @@ from .._errors import LeaseLost, StoreError
 from .._observe import Observers
 from .._stats import ReplicationStatus, Stats
 from . import catalog, receive, survey, waiting
-from .bulk.applied import Applied, Origin, Size, Token
+from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns, leased_columns
 from .bulk.insert import BulkRows, PlainRows
@@ -790,11 +790,11 @@ __all__ = [
     "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase", "Applied",
     "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed",
     "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Joined", "Known",
-    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "Origin", "PackedColumns", "PageFiles",
-    "Part", "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild",
+    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
+    "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild",
     "ReplicaLook", "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus",
-    "Ships", "Size", "Staging", "Statement", "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack",
-    "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica", "leased_columns",
-    "mark_replica", "migrate", "new_file", "new_run", "page_files", "publish", "put_in_service", "rebuild", "replication_of",
-    "require_valid", "salvage", "share_holder",
+    "Ships", "Size", "Staging", "Statement", "Storage", "StreamBatch", "Token", "Took", "TransactionName", "WalMovedOn", "Want",
+    "WentBack", "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica",
+    "leased_columns", "mark_replica", "migrate", "new_file", "new_run", "page_files", "publish", "put_in_service", "rebuild",
+    "replication_of", "require_valid", "salvage", "share_holder",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from .. import _hints as hints
 from .._errors import ConfigError, StoreBusy, StrictqError
 from .._parallel import AT_ONCE, run_all
-from .._store.api import Applied, Bulk, Origin, PlainRows, Size, Staging, Token
+from .._store.api import Applied, Bulk, PlainRows, Size, Staging, StreamBatch, Token
 from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
 
@@ -31,7 +31,9 @@ class StagedFile(NamedTuple):
     rows: int
 
 
-def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool, origin: Origin | None = None) -> None:
+def apply(
+    queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool, origin: StreamBatch | None = None
+) -> None:
     """Write the rows of these files as messages, exactly once, even if other processes try the same.
 
     Args:
@@ -65,7 +67,7 @@ def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_other
         )
 
 
-def _may_be_older(bulk: Bulk, token: Token, origin: Origin) -> bool:
+def _may_be_older(bulk: Bulk, token: Token, origin: StreamBatch) -> bool:
     """Return whether a batch without a stored origin may be this one, written by a version that did not store it.
 
     Spark repeats only the newest batch. So a job id with the number of a batch is accepted if the one with the next number is not
@@ -100,7 +102,7 @@ def _cut(queue: Queue) -> Cut:
 
 
 def _write(
-    bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile], origin: Origin | None = None
+    bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile], origin: StreamBatch | None = None
 ) -> Applied | None:
     """Write the batch. Return its earlier state, or None if it is written for the first time."""
     known = bulk.known(token)

@@ -22,7 +22,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError
 from .._files import failure
-from .._store.api import Origin, Staging, Storage, Token, new_run
+from .._store.api import Staging, Storage, StreamBatch, Token, new_run
 from ..opening import open as open_queue
 from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
@@ -59,7 +59,7 @@ class TaskCommit(WriterCommitMessage):
 
     writer: str
     number: int
-    origin: Origin | None
+    origin: StreamBatch | None
     run: str
     partition: int
     name: str | None
@@ -145,7 +145,7 @@ class Output:
 
 
 def stage(
-    target: Target, token: Token, partition: int, batches: Iterator[RecordBatch], origin: Origin | None = None
+    target: Target, token: Token, partition: int, batches: Iterator[RecordBatch], origin: StreamBatch | None = None
 ) -> TaskCommit:
     """Write the rows of one task to a separate file. An incomplete file is deleted, unless the process is killed."""
     output = Output(target.staging(token.writer), token.number, target.run)
@@ -259,7 +259,7 @@ def _task() -> TaskContext:
     return task
 
 
-def _origin(task: TaskContext) -> Origin | None:
+def _origin(task: TaskContext) -> StreamBatch | None:
     """Return the batch of a stream to which a task belongs; None: to none, as far as Spark tells."""
     query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
     if query is None or batch is None:
@@ -267,4 +267,4 @@ def _origin(task: TaskContext) -> Origin | None:
     application, execution = task.getLocalProperty(APPLICATION_ID), task.getLocalProperty(EXECUTION_ID)
     if application is None or execution is None:
         raise StoreError("Spark did not provide the id of the execution; nothing was written", shard=-1)
-    return Origin(query, int(batch), f"{application}/{execution}")
+    return StreamBatch(query, int(batch), f"{application}/{execution}")

@@ -11,7 +11,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError
-from strictq._store.api import Bulk, Origin, PlainRows, Size, Token
+from strictq._store.api import Bulk, PlainRows, Size, StreamBatch, Token
 from tests.spark import streams
 from tests.support.sparks import assert_ledger, ledger, staged
 
@@ -159,10 +159,10 @@ def save_rows(path: str, rows: range, origin: Any, **options: str) -> None:
 
 
 @pytest.fixture
-def at() -> Callable[..., Origin]:
+def at() -> Callable[..., StreamBatch]:
     """Makes the origins of writes: a batch, in an execution, of a query."""
     pytest.importorskip("pyspark")
-    return lambda batch, execution, query="q1": Origin(query, batch, f"app/{execution}")
+    return lambda batch, execution, query="q1": StreamBatch(query, batch, f"app/{execution}")
 
 
 EVEN, ODD, ALL = range(0, ROWS, 2), range(1, ROWS, 2), range(ROWS)

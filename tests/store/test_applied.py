@@ -9,7 +9,7 @@ import pytest
 import strictq
 from strictq import ConfigError, Message, Queue, QueueFull
 from strictq._keys import encode_key
-from strictq._store.api import Applied, Bulk, Origin, PlainRows, Size, Token
+from strictq._store.api import Applied, Bulk, PlainRows, Size, StreamBatch, Token
 from strictq._store.bulk.applied import BATCHES_KEPT, JOB_SECONDS
 from strictq._store.lanes.send import INLINE_BYTES_MAX
 from strictq.testing import FakeClock
@@ -33,7 +33,7 @@ def put(q: Queue, token: Token, part: int, pairs: list[tuple[str, bytes]], shard
     bulk(q).put(token, shard, part, rows(pairs))
 
 
-def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]], origin: Origin | None = None) -> Applied | None:
+def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]], origin: StreamBatch | None = None) -> Applied | None:
     return bulk(q).put_whole(token, Size(len(pairs)), rows(pairs), origin)
 
 
@@ -177,12 +177,12 @@ def test_a_job_is_forgotten_in_the_end(disk: Opener, clock: FakeClock) -> None:
 
 # ---- batches that a stream writes in foreachBatch
 
-FIRST = Origin("query-1", 7, "app/3")
+FIRST = StreamBatch("query-1", 7, "app/3")
 AGAIN = FIRST._replace(execution="app/9")
 OTHER = FIRST._replace(query="query-2")
 
 
-def repeat(q: Queue, token: Token, origin: Origin, *, unknown: bool = False) -> None:
+def repeat(q: Queue, token: Token, origin: StreamBatch, *, unknown: bool = False) -> None:
     bulk(q).require_repeat(token, origin, unknown=unknown)
 
 

@@ -59,7 +59,7 @@ class Token(NamedTuple):
         return self.writer if self.is_job else f"batch {self.number} of {self.writer}"
 
 
-class Origin(NamedTuple):
+class StreamBatch(NamedTuple):
     """The batch of a stream that writes a batch in `foreachBatch`.
 
     Attributes:
@@ -117,7 +117,7 @@ def find(db: apsw.Connection, token: Token) -> Applied | None:
     return None
 
 
-def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int, origin: Origin | None = None) -> Applied:
+def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int, origin: StreamBatch | None = None) -> Applied:
     """Make these files the batch, in the home shard, unless others already are. Return the decision.
 
     Args:
@@ -132,7 +132,7 @@ def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int, origin:
     return known
 
 
-def _decide(tx: Tx, token: Token, size: Size, files: str | None, origin: Origin | None) -> None:
+def _decide(tx: Tx, token: Token, size: Size, files: str | None, origin: StreamBatch | None) -> None:
     tx.run(APPLIED.decide, (*token, size.rows, files, _until(tx, token)))
     if origin is not None:
         _store_origin(tx, token, origin)
@@ -160,7 +160,9 @@ def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
         _forget(tx, token)
 
 
-def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int, origin: Origin | None = None) -> Applied | None:
+def put_whole(
+    tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int, origin: StreamBatch | None = None
+) -> Applied | None:
     """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now."""
     known = find(tx.db, token)
     if known is not None:
@@ -171,7 +173,7 @@ def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int, 
     return None
 
 
-def require_repeat(tx: Tx, token: Token, origin: Origin, unknown: bool) -> None:
+def require_repeat(tx: Tx, token: Token, origin: StreamBatch, unknown: bool) -> None:
     """Verify that a batch that is written was written by an earlier execution of this stream's batch, and store this execution.
 
     Args:
@@ -201,17 +203,17 @@ def require_repeat(tx: Tx, token: Token, origin: Origin, unknown: bool) -> None:
     _store_origin(tx, token, origin)
 
 
-def _origin(tx: Tx, token: Token) -> Origin | None:
+def _origin(tx: Tx, token: Token) -> StreamBatch | None:
     """Return the batch of a stream that wrote the newest batch of a writer."""
     prefix = _origin_prefix(token)
     row = tx.run(APPLIED.origin, (prefix, prefix)).get
     if row is None:
         return None
     query, _, execution = row[0].removeprefix(prefix).partition(" ")
-    return Origin(query, row[1], execution)
+    return StreamBatch(query, row[1], execution)
 
 
-def _store_origin(tx: Tx, token: Token, origin: Origin) -> None:
+def _store_origin(tx: Tx, token: Token, origin: StreamBatch) -> None:
     """Store the origin of a batch instead of that of the writer's batch before it, because Spark repeats only the newest one."""
     prefix = _origin_prefix(token)
     tx.many(APPLIED.delete, tx.run(APPLIED.origin, (prefix, prefix)).fetchall())

@@ -13,7 +13,7 @@ from ..lanes.leases import KEY, LANE, Row
 from ..shard import Shard
 from ..store import Store
 from . import applied, scan, staging
-from .applied import Applied, Origin, Size, Token
+from .applied import Applied, Size, StreamBatch, Token
 from .columns import BlockSize, ListedColumns, MessageRange, PackedColumns, Runs, listed
 from .insert import BulkRows
 from .staging import Staging
@@ -101,7 +101,7 @@ class Bulk:
         shard.confirm()
         return found
 
-    def decide(self, token: Token, size: Size, files: str, origin: Origin | None = None) -> Applied:
+    def decide(self, token: Token, size: Size, files: str, origin: StreamBatch | None = None) -> Applied:
         """Make these files the batch, unless others already are. Durable on return. Return the decision.
 
         Args:
@@ -132,7 +132,7 @@ class Bulk:
         """Let the connection that writes to a shard cache so much of the file at most, from now on."""
         self._shard(shard).bound_cache(kib)
 
-    def put_whole(self, token: Token, size: Size, rows: BulkRows, origin: Origin | None = None) -> Applied | None:
+    def put_whole(self, token: Token, size: Size, rows: BulkRows, origin: StreamBatch | None = None) -> Applied | None:
         """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now.
 
         Raises:
@@ -143,7 +143,7 @@ class Bulk:
         self._store.require_room(shard)
         return shard.run(bound(applied.put_whole, token, size, rows, elsewhere, origin))
 
-    def require_repeat(self, token: Token, origin: Origin, *, unknown: bool) -> None:
+    def require_repeat(self, token: Token, origin: StreamBatch, *, unknown: bool) -> None:
         """Verify that a written batch repeats this batch of a stream. The next repeat is compared with this execution.
 
         Args:
