@@ -1336,6 +1336,13 @@ MUTATIONS = [
         "n",
         ("tests/replication/test_target.py",),
     ),
+    _store(
+        "the first open after a boot ends the leases of the one before",
+        "store.py",
+        "                    shard.run(lambda _tx: None, 0.0)\n",
+        "                    pass\n",
+        "tests/unit/test_leases.py",
+    ),
     Mutation(
         "a shipper that starts looks for missing segments",
         "strictq/replication/segment_files.py",

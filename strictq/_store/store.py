@@ -37,7 +37,7 @@ from .catalog import Catalog
 from .commit.calls import OpenTransaction, bound, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from .commit.connection import Durability
-from .commit.tx import NEVER
+from .commit.tx import NEVER, Totals
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
 from .lanes import claim, outbox, send, sweeps
@@ -107,6 +107,8 @@ class Store(Settings):
         self.reserve: reserve.Reserve | None = None
         self.keeps_leases = False
         """Whether timed leases of an earlier epoch last until their deadlines. Their holders may live on another machine."""
+        self.begins_boot = False
+        """Whether the queue is opened for writing for the first time since the machine booted."""
         self.migrating = False
         """Whether older file formats are migrated as files are opened. No other process has the queue open."""
         self.short_of_space = False
@@ -199,6 +201,7 @@ class Store(Settings):
         level = catalog.agree(known, shards, durability, config if on_mismatch == "error" else None)
         layout.check_own(directory, writing=not read_only)
         presence = None if read_only else locks.Presence(directory)
+        begins_boot = not read_only and known.boot_id != clock.boot_id()
         store = None
         try:
             if presence is not None:
@@ -208,6 +211,7 @@ class Store(Settings):
                 known = known._replace(time_offset=epoch.next_offset(directory, known, clock))
             store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook, look=look)
             store.presence = presence
+            store.begins_boot = begins_boot
             if not read_only:
                 store.app_schema = catalog.app_schema(directory, 0)
             if config is not None:
@@ -253,9 +257,18 @@ class Store(Settings):
             if not self.read_only:
                 with suppress(StrictqError):
                     self.forward()
+        if self.begins_boot or (not self.read_only and len(self.shards) <= EAGER_SHARDS):
+            self._end_boot()
         if not self.read_only:
             self._has_reserve()
             self._upkeep.start()
+
+    def _end_boot(self) -> None:
+        """End the leases of the previous boot. Reads would otherwise show them as live until the first write to each shard."""
+        for shard in self.shards:
+            with suppress(StrictqError):  # the first write does it
+                if shard.glance(lambda db: Totals.read(db).epoch) < self.epoch:
+                    shard.run(lambda _tx: None, 0.0)
 
     def close(self) -> None:
         """Close every connection. Leases stay. Closing twice does nothing.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 import strictq
@@ -12,6 +15,7 @@ from strictq.delivery import Delivery
 from strictq.testing import FakeClock
 from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, ack_all, fill, labels, seqs
+from tests.support.shipping import ship_once
 
 
 def test_late_ack_of_a_lane_nobody_took_is_honoured(q: Queue, clock: FakeClock) -> None:
@@ -580,3 +584,38 @@ def test_a_commit_that_took_most_of_the_lease_is_made_up_for(
     (d,) = q.receive(1, lease_seconds=10.0)
     assert d.lease.expires_in > 9.0
     d.ack()
+
+
+# ---- leases of an earlier boot
+
+
+@pytest.mark.parametrize("how", ["reboot", "restore", "adopt"])
+@pytest.mark.parametrize("shards", [1, 20])
+def test_no_look_shows_a_lease_of_an_earlier_boot(disk: Opener, tmp_path: Path, how: str, shards: int) -> None:
+    q = disk(shards=shards, lease_seconds=3000.0)
+    q.send(b"x", key="k")
+    assert len(q.receive(1)) == 1
+    place = tmp_path / "queue"
+    if how == "restore":
+        ship_once(q, tmp_path / "t")
+        place = tmp_path / "restored"
+        strictq.restore(tmp_path / "t", place, alone=True)
+    q.close()
+    if how == "adopt":
+        place = tmp_path / "copy"
+        shutil.copytree(tmp_path / "queue", place)
+        strictq.adopt(place)
+    if how == "reboot":
+        disk.clock.reboot()
+    with strictq.open(place, clock=disk.clock, durability="process") as again:
+        assert again.explain("k").state == "ready"
+        assert (again.stats().in_flight, again.stats().ready) == (0, 1)
+        assert [m.state for m in again.peek("k")] == ["ready"]
+        assert again.status("k", 1).state == "ready"
+        assert [k.state for k in again.top_keys(1)] == ["ready"]
+        with strictq.open(place, clock=disk.clock, read_only=True) as look:
+            assert look.explain("k").state == "ready"
+            assert look.stats().in_flight == 0
+        (d,) = again.receive(1)
+        assert d.attempt == 2
+        assert again.explain("k").state == "in_flight"
