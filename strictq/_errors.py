@@ -47,7 +47,15 @@ from typing import Any
 from . import _hints as hints
 
 
-class StrictqError(Exception):
+class Picklable(BaseException):
+    """An exception that survives pickling, as between the processes of a pool, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default, unpickling calls the constructor with wrong arguments, which breaks the pool.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+
+class StrictqError(Picklable, Exception):
     """Root of every error that strictq raises.
 
     Attributes:
@@ -65,10 +73,6 @@ class StrictqError(Exception):
             self.hint = hint
         if transient is not None:
             self.transient = transient
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A process pool pickles errors. By default, unpickling calls the constructor with wrong arguments and breaks the pool.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -405,6 +409,14 @@ class StoreError(StrictqError):
         super().__init__(f"{where}: {message}", hint=hint, transient=transient)
         self.shard = shard
         self.cause = cause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments, state = super().__reduce__()
+        cause = self.cause
+        if not isinstance(cause, Picklable | None) and type(cause).__module__ not in ("apsw", "builtins"):
+            # A program's own exception need not survive pickling.
+            state = {**state, "cause": RuntimeError(f"{type(cause).__name__}: {cause}")}
+        return make, arguments, state
 
 
 class StoreBusy(StoreError):

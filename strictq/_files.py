@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from . import _hints as hints
-from ._errors import StoreError, StoreFull
+from ._errors import InvalidArgument, StoreError, StoreFull
 
 try:
     import fcntl
@@ -39,6 +39,20 @@ _IRREGULAR: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """Errors of opening a symbolic link, a directory, a socket, or a FIFO without a reader."""
 _CONNECTION: Final = 5
 """Upper bound of a connection's descriptors: database, WAL or journal, -shm, the directory, and one of strictq's."""
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path without symbolic links.
+
+    Raises:
+        InvalidArgument: it is relative, and the current directory was deleted; nothing was changed.
+    """
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"the path {os.fspath(path)!r} is relative, and the current directory was deleted", hint=hints.CHANGE_DIRECTORY
+        ) from None
 
 
 # ---- errors of the operating system

@@ -137,7 +137,7 @@ class MessageStatus(Report):
         attempts: starts of a handler so far.
         consumer: the consumer that holds it, if it is in flight.
         until: seconds since 1970 at which that lease, or the delay, ends.
-        last_error, last_output: the reason and output of the last nack, reject or handler.
+        last_error, last_output: the reason and output of the last nack, defer, reject or handler.
         errors: the errors of its last five failed attempts, oldest first.
     """
 

@@ -254,6 +254,7 @@ JSON_BODY: Final = Coded(
 )
 SETTINGS_ARE: Final = Coded("settings_are", "the settings are {settings}")
 NOT_A_URL: Final = Coded("not_a_url", "a queue is a directory; pass its path, such as {path!r}")
+CHANGE_DIRECTORY: Final = Coded("change_directory", "use an absolute path, or change to a directory that exists")
 NO_HOME: Final = Coded("no_home", "write the full path; for a directory whose name starts with ~, write './~…'")
 
 # ---- the store

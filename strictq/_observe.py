@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ._errors import InvalidArgument
+from ._log import log
 
 if TYPE_CHECKING:
-    import logging
-
     from ._findings import WorkerEvent
     from ._types import Event
 
@@ -143,11 +142,4 @@ def notify(methods: Iterable[Callable[..., None]], *arguments: Any) -> None:
         try:
             method(*arguments)
         except Exception:
-            logger().exception("an observer failed: %s(%s)", getattr(method, "__name__", method), ", ".join(map(repr, arguments)))
-
-
-def logger() -> logging.Logger:
-    """Return the package's logger. logging is imported late, because most programs that open a queue never log."""
-    import logging
-
-    return logging.getLogger("strictq")
+            log.exception("an observer failed: %s%r", getattr(method, "__name__", method), arguments)

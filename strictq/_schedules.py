@@ -7,7 +7,6 @@ only one of several processes sends it, and a crash leaves it either sent and re
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from . import _hints as hints
 from ._clock import MICROSECONDS, SteeredClock
 from ._errors import ConfigError, ForwardPending, InvalidArgument, SchemaMismatch, StoreCorrupt, StoreError
 from ._extras import need
+from ._log import Log
 from ._types import Message, SendOptions
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ LOOK_SECONDS: Final = 5.0
 """The longest wait between two readings of the clock: it may be set, or the machine may sleep."""
 AGAIN_SECONDS: Final = 1.0
 AGAIN_SECONDS_MAX: Final = 60.0
-log: Final = logging.getLogger("strictq.schedule")
+log: Final = Log("strictq.schedule")
 
 
 @attrs.frozen(eq=False)

@@ -198,14 +198,17 @@ class Settling:
         known = [wait / 1e6 for wait in waits if wait is not None]
         return min(known, default=0.0) if len(known) == len(waits) else None
 
-    def defer(self, given: Sequence[MessageState], delay_seconds: float) -> None:
+    def defer(self, given: Sequence[MessageState], delay_seconds: float, reason: str | None = None) -> None:
         """Postpone messages: per lease, the first one given and every later message of the lease. No attempt is charged.
 
+        Args:
+            reason: stored as the last error; None: that is kept.
         Raises:
             LeaseLost, PartialFailure: as for ack.
         """
         wait = validate.microseconds("delay_seconds", delay_seconds)
-        self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait), DEFERRED)
+        said = validate.text("reason", reason)
+        self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait, said), DEFERRED)
 
     def defer_failed(
         self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[AttemptFailure]
@@ -221,7 +224,7 @@ class Settling:
         said = {(self.own(d)._held.key, d.token): _failure(*failure) for d, failure in zip(given, failures, strict=True)}
 
         def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
-            return self._storage.defer(shard, heads, wait, [said[head.key, head.token] for head in heads])
+            return self._storage.defer_failed(shard, heads, wait, [said[head.key, head.token] for head in heads])
 
         try:
             self._postpone(given, act, DEFERRED)

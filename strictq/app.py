@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 import attrs
 
@@ -13,6 +14,7 @@ from . import _validate as validate
 from ._errors import InvalidArgument, InvalidBody
 from ._handlers import is_async, require_ran, require_runs
 from ._keys import Key
+from ._log import Log
 from ._schedules import Schedule, Ticker, Ticks, schedule
 from ._types import Message, Receipt, SendOptions
 from .delivery import describe
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 TYPE_HEADER: Final = "strictq-type"
 """The header with a message's type."""
+UNKNOWN_SECONDS: Final = 1.0
+UNKNOWN_SECONDS_MAX: Final = 30.0
+"""The first and the longest delay of a message whose type has no handler."""
+UNKNOWN_TYPES_MAX: Final = 1000
+log: Final = Log("strictq.worker")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -74,6 +81,34 @@ class Registered:
         raise error
 
 
+class Unknown:
+    """The delays of messages whose type has no handler here: those of a type double together."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._now = queue._client.storage.now
+        self._lock = threading.Lock()
+        self._delays: dict[str, tuple[float, float]] = {}
+        """By type, the least recently used first: the delay, and the queue time in seconds until which it is not doubled."""
+
+    def defer(self, type: str, reason: str) -> Defer:
+        """Return the exception that postpones a message of this type. Log a warning whenever the delay is set anew."""
+        now = self._now() / 1e6
+        with self._lock:
+            delay, until = self._delays.pop(type, (0.0, now))
+            doubles = now >= until
+            if doubles:
+                # A type that was not seen for long begins anew: it belongs to another deploy.
+                before = delay if now - until < 2 * UNKNOWN_SECONDS_MAX else 0.0
+                delay = min(max(2 * before, UNKNOWN_SECONDS), UNKNOWN_SECONDS_MAX)
+                until = now + delay
+            self._delays[type] = (delay, until)
+            if len(self._delays) > UNKNOWN_TYPES_MAX:
+                del self._delays[next(iter(self._delays))]
+        if doubles:
+            log.warning("%s; its messages wait for a worker that has one, and are tried again after %g s", reason, delay)
+        return Defer(delay, reason)
+
+
 class App:
     """Handlers for the messages of a queue, selected by the message's type.
 
@@ -90,17 +125,31 @@ class App:
         1 500
     """
 
-    def __init__(self, queue: Queue | AsyncQueue, *, propagate: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        queue: Queue | AsyncQueue,
+        *,
+        propagate: Iterable[str] = (),
+        unknown: Literal["wait", "reject"] = "wait",
+    ) -> None:
         """Create an app without handlers.
 
         Args:
             queue: the queue to send to and to process.
             propagate: names of headers that `job.send` copies from the handler's message; see Worker.
+            unknown: what happens to a message whose type has no handler. "wait": it is deferred, with no attempt charged, so
+                that a worker with a newer version of the program can take it: by 1 second, doubled per type up to 30. Later
+                messages of its key wait, too. "reject": it becomes a dead letter at once.
+        Raises:
+            InvalidArgument: an argument is invalid.
         """
         inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
         if not isinstance(inner, Queue):
             raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
+        if unknown not in ("wait", "reject"):
+            raise InvalidArgument(f"unknown must be 'wait' or 'reject', not {unknown!r}")
         self.queue = inner
+        self._unknown = Unknown(inner) if unknown == "wait" else None
         self._propagate = validate.header_names(propagate)
         self._handlers: dict[str, Registered] = {}
         self._schedules: dict[str, Schedule] = {}
@@ -291,7 +340,8 @@ class App:
             raise Reject(f"the message has no type: the header {TYPE_HEADER} is missing")
         handler = self._handlers.get(type)
         if handler is None:
-            raise Reject(f"no handler of {type!r} is registered; the types are {self._types()}")
+            reason = f"no handler of {type!r} is registered; the types are {self._types()}"[: validate.TEXT_CHARS_MAX]
+            raise Reject(reason) if self._unknown is None else self._unknown.defer(type, reason)
         return handler
 
     def _timeout(self, job: Job, default: float | None) -> float | None:

@@ -226,19 +226,20 @@ class Delivery(MessageState):
         """
         self.lease._client.settling.nack([self], delay, reason, output)
 
-    def defer(self, delay_seconds: float) -> None:
+    def defer(self, delay_seconds: float, reason: str | None = None) -> None:
         """Postpone the message, and every later message of its lease, without charging an attempt.
 
         Use it for a rate limit, an outage, or work that is not due yet. The lane waits; no later message of its key overtakes.
-        A charged start is taken back, so the next delivery has the same `attempt`. The last error is kept.
+        A charged start is taken back, so the next delivery has the same `attempt`.
 
         Args:
             delay_seconds: seconds that the lane waits, 0.0 or more.
+            reason: stored, and shown by status and explain; None: the last error is kept.
         Raises:
             LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
             OutcomeUnknown: the defer may have been committed; defer again.
         """
-        self.lease._client.settling.defer([self], delay_seconds)
+        self.lease._client.settling.defer([self], delay_seconds, reason)
 
     def reject(self, reason: str, *, output: str | None = None) -> None:
         """Dead-letter the message now. The lane continues with the next message.

@@ -98,9 +98,9 @@ class DeliveryRef:
         """Dead-letter the message now. The lane continues with the next message. See Delivery.reject."""
         self._settling.reject(self._message(), reason, output)
 
-    def defer(self, delay_seconds: float) -> None:
+    def defer(self, delay_seconds: float, reason: str | None = None) -> None:
         """Postpone the message, and every later message of its lease, without charging an attempt. See Delivery.defer."""
-        self._settling.defer([self._message()], delay_seconds)
+        self._settling.defer([self._message()], delay_seconds, reason)
 
     def extend(self, seconds: float) -> None:
         """Set the deadline of its lane's lease to `seconds` from now. See Delivery.extend."""

@@ -15,6 +15,7 @@ from . import _validate as validate
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
+from ._files import real_path
 from ._store import api
 from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
 from ._types import Event
@@ -176,7 +177,7 @@ def _text(path: str | os.PathLike[str]) -> str:
         if text.startswith("~"):
             raise InvalidArgument(f"the home directory of {text!r} is unknown", hint=hints.NO_HOME)
     try:
-        resolved = text if text == MEMORY else os.path.realpath(text)
+        resolved = text if text == MEMORY else real_path(text)
     except UnicodeEncodeError:
         raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
     try:

@@ -30,6 +30,7 @@ LAYERS = [
         "_hashing",
         "_parallel",
         "_extras",
+        "_log",
         "_files",
         "_process",
         "_lazy",

@@ -104,7 +104,7 @@ def test_error_tree_is_as_documented() -> None:
             documented[name] = stack[-1][1] if stack else "Exception"
             stack.append((depth, name))
     actual = {
-        name: value.__bases__[0].__name__
+        name: next(base for base in value.__bases__ if issubclass(base, Exception)).__name__
         for name, value in vars(_errors).items()
         if inspect.isclass(value) and issubclass(value, Exception)
     }

@@ -452,15 +452,15 @@ class Storage:
         """
         return self._store.shards[shard].drain(bound(settle.nack, batches, delay, failure))
 
-    def defer(
-        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
-    ) -> list[LeaseLost | None]:
-        """Do the same without charging an attempt.
+    def defer(self, shard: int, batches: Sequence[Settlement], delay: int, reason: str | None = None) -> list[LeaseLost | None]:
+        """Do the same without charging an attempt. The reason is stored as the last error; None: that is kept."""
+        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, reason))
 
-        Args:
-            failed: what each message that failed through no fault of its own left.
-        """
-        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failed))
+    def defer_failed(
+        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure]
+    ) -> list[LeaseLost | None]:
+        """Do the same for messages that failed through no fault of their own, with what each attempt left."""
+        return self._store.shards[shard].drain(bound(settle.defer_failed, batches, delay, failed))
 
     def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
         """Dead-letter a message of each lease with this error. The lane continues with the next message."""

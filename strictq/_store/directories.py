@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from .. import _files as files
 from .. import _hints as hints
 from .._clock import Clock
 from .._errors import StoreBusy
+from .._files import real_path
 from . import catalog
 from .catalog import Replication
 from .disk import layout, locks
@@ -77,7 +77,7 @@ def migrate(path: Path, clock: Clock, *, dry_run: bool, on_progress: Callable[[i
     with files.typed("the queue can't be migrated"):
         from .upgrade import upgrade
 
-        return upgrade(Path(os.path.realpath(path)), clock, dry_run=dry_run, on_progress=on_progress)
+        return upgrade(Path(real_path(path)), clock, dry_run=dry_run, on_progress=on_progress)
 
 
 def rebuild(directory: Path) -> Rebuild:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from .. import _files as files
 from .._config import QueueConfig
 from .._errors import OutcomeUnknown, StoreError
-from .._observe import logger
+from .._log import log
 from . import catalog
 from .catalog import Catalog, Replication
 from .disk import layout
@@ -105,7 +105,7 @@ class Settings:
                     raise
                 # It is stored. An unreachable shard gets its copy with this process's next write to it.
             return
-        logger().warning(
+        log.warning(
             "the queue %s has %s: what is stored applies (open it with on_config_mismatch='update' to store what is given)",
             self.directory, catalog.in_words(self.config, different),
         )  # fmt: skip

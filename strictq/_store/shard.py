@@ -24,7 +24,7 @@ from .._errors import (
     StoreFull,
     StrictqError,
 )
-from .._observe import logger
+from .._log import log
 from .._sql import HOT, SHARD
 from .._types import Event
 from . import catalog, migrate
@@ -126,7 +126,7 @@ class Shard:
                     except InvalidArgument as e:
                         # The rows of this shard, which was unreachable when the schema was recorded, do not fit. app_schema()
                         # raises that, too.
-                        logger().error("shard %d: the program's tables differ from app_schema(): %s", self.number, e)
+                        log.error("shard %d: the program's tables differ from app_schema(): %s", self.number, e)
                     self.wal.watch(db)
             except BaseException:
                 db.close()
@@ -165,7 +165,7 @@ class Shard:
             db.close()
         if pages:
             detail = f"{foreign.WHAT}; strictq verified the shard and wrote the checksums of {pages} pages again"
-            logger().warning("shard %d: %s", self.number, detail)
+            log.warning("shard %d: %s", self.number, detail)
             self._host.report([Event("shard_repaired", self.number, detail=detail)])
 
     def _problem(self, db: apsw.Connection) -> str | None:

@@ -29,6 +29,7 @@ from .._errors import (
     StoreFull,
     StrictqError,
 )
+from .._files import real_path
 from .._observe import EventHook, Observers, notify
 from .._stats import ReplicationStatus
 from .._types import Event
@@ -186,7 +187,7 @@ class Store(Settings):
             look: a view of the living replica in this directory, closed with the store. Requires read_only.
         """
         # The directory itself may be reached through links. The files in it may not be links.
-        directory = Path(os.path.realpath(path))
+        directory = Path(real_path(path))
         if not layout.find(directory, replica=look is not None):
             if read_only or not create:
                 raise QueueNotFound(f"there is no queue at {directory}")

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from .._errors import StrictqError
-from .._observe import logger
+from .._log import log
 
 PERIOD_SECONDS: Final = 2.0
 
@@ -112,6 +112,6 @@ class Upkeep:
         try:
             work()
         except StrictqError as e:
-            logger().debug("upkeep: %s", e)
+            log.debug("upkeep: %s", e)
         except Exception:
-            logger().exception("background upkeep failed; it will be retried")
+            log.exception("background upkeep failed; it will be retried")

@@ -55,9 +55,9 @@ class AsyncDelivery(MessageView):
         """See Delivery.nack."""
         await self._queue._run(self._delivery.nack, delay, reason, output=output)
 
-    async def defer(self, delay_seconds: float) -> None:
+    async def defer(self, delay_seconds: float, reason: str | None = None) -> None:
         """See Delivery.defer."""
-        await self._queue._run(self._delivery.defer, delay_seconds)
+        await self._queue._run(self._delivery.defer, delay_seconds, reason)
 
     async def reject(self, reason: str, *, output: str | None = None) -> None:
         """See Delivery.reject."""
@@ -186,9 +186,9 @@ class AsyncDeliveryRef:
         """See DeliveryRef.reject."""
         await self._queue._run(self._ref.reject, reason, output=output)
 
-    async def defer(self, delay_seconds: float) -> None:
+    async def defer(self, delay_seconds: float, reason: str | None = None) -> None:
         """See DeliveryRef.defer."""
-        await self._queue._run(self._ref.defer, delay_seconds)
+        await self._queue._run(self._ref.defer, delay_seconds, reason)
 
     async def extend(self, seconds: float) -> None:
         """See DeliveryRef.extend."""

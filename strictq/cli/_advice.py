@@ -106,6 +106,7 @@ SAME: Final = frozenset(
     own_checkpoint new_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent
     replica_is promote_other elected_other decider feed_first
     empty leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
+    change_directory
     """.split()  # noqa: SIM905
 )
 """Codes of hints that are the same for a program and at the command line."""

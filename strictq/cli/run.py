@@ -148,7 +148,8 @@ def load(targets: Sequence[str]) -> list[App]:
         Failure: an app does not exist, or two apps use the same queue.
         StrictqError: raised by a module that opens a queue.
     """
-    sys.path.insert(0, os.getcwd())
+    with suppress(FileNotFoundError):  # the current directory was deleted: the module may be found elsewhere
+        sys.path.insert(0, os.getcwd())
     apps = [_app(target) for target in targets]
     if len({app.queue.queue_id for app in apps}) != len(apps):
         raise Failure("two of the apps use the same queue; each would dead-letter the other's messages", USAGE)

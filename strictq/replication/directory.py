@@ -16,6 +16,7 @@ from typing import Final
 from .. import _files as files
 from .. import _hints as hints
 from .._errors import InvalidArgument, TargetUnavailable
+from .._files import real_path
 from .segment_files import SegmentFiles, name_of
 
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -36,7 +37,7 @@ class DirectoryTarget(SegmentFiles):
         return self.path == path or self.path in path.parents
 
     def require_apart(self, queue: Path) -> None:
-        queue = Path(os.path.realpath(queue))
+        queue = Path(real_path(queue))
         if self.path == queue or queue in self.path.parents or self.path in queue.parents:
             raise InvalidArgument(
                 f"{self.path} and the queue {queue} must not contain each other; nothing was changed", hint=hints.OTHER_DIRECTORY

@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 from .. import _files as files
 from .._clock import MICROSECONDS
 from .._errors import ConfigError, Diverged, Fenced, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
-from .._observe import ANY_SHARD, logger, notify
+from .._log import log
+from .._observe import ANY_SHARD, notify
 from .._store.api import Replication, Rounds, ShipProgress, Ships, ShipStatus, Storage
 from .._types import Event
 from .bounded import TargetThread, bounded
@@ -226,7 +227,7 @@ class ShipKeeper:
                 if self._heals:
                     self.step()
         except Exception:
-            logger().exception("the shipper of %s ended", self._directory)
+            log.exception("the shipper of %s ended", self._directory)
             self._rest_seconds = BACKOFF_MAX_SECONDS
         finally:
             self._end()
@@ -324,7 +325,7 @@ class ShipKeeper:
         except (Diverged, Fenced) as e:
             if isinstance(e, Fenced) and self._rounds is not None:
                 self._fence(storage)
-            logger().error("%s is no longer replicated: %s", self._directory, e)
+            log.error("%s is no longer replicated: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
             self._tell("replication_stopped", str(e))
             return None
@@ -402,7 +403,7 @@ class ShipKeeper:
 
     def _failed(self, error: StrictqError, storage: Storage) -> float | None:
         if not self._failures:
-            logger().warning("shipping %s failed; trying again: %s", self._directory, error)
+            log.warning("shipping %s failed; trying again: %s", self._directory, error)
         self._failures += 1
         shown = str(error)
         if self._behind_bytes(storage) > self._settings.max_lag_bytes:
@@ -435,14 +436,14 @@ class ShipKeeper:
         try:
             storage.set_replication(self._replication._replace(mode="fenced"))
         except StrictqError as e:  # nothing is confirmed in any case, and the next shipper gets the same answer
-            logger().warning("%s could not be fenced: %s", self._directory, e)
+            log.warning("%s could not be fenced: %s", self._directory, e)
 
     def _lapse(self, why: str) -> None:
         """Stop keeping the WAL. Whole shards are shipped when the target is reachable again."""
         self._let_go()
         if not self.lapsed:
             self.lapsed = True
-            logger().warning("%s no longer keeps its WAL for its replica: %s", self._directory, why)
+            log.warning("%s no longer keeps its WAL for its replica: %s", self._directory, why)
             self._tell("replication_lapsed", why)
 
     def _gap(self) -> str:

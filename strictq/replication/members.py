@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import _hints as hints
 from .._errors import ConfigError, Diverged, InvalidArgument, QueueNotFound, StrictqError
+from .._files import real_path
 from .._findings import ChainMember, Members
 from .._store.api import Storage
 from .electing import Reach, decide
@@ -52,7 +53,7 @@ def members(
         raise InvalidArgument(f"path must be a queue or a replica's directory, not {path!r}")
     if sum((bool(form), add is not None, drop is not None)) > 1:
         raise InvalidArgument("use only one of form, add and drop: members change one at a time")
-    home = home_of(Path(os.path.realpath(os.path.expanduser(path))))
+    home = home_of(Path(real_path(os.path.expanduser(path))))
     reach = Reach(token_file, authority)
     for each in (*form, *(() if add is None else (add,))):
         if token_file is not None:

@@ -18,6 +18,7 @@ import attrs
 from .. import _hints as hints
 from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument
+from .._files import real_path
 from .._findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
 from .._keys import decode_key, is_keyless
 from .._store import api
@@ -79,7 +80,7 @@ def place_of(path: str | os.PathLike[str], name: str, clock: Clock) -> Path:
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise InvalidArgument(f"{name} must be the path of a queue, not {path!r}")
-    place = Path(os.path.realpath(os.path.expanduser(path)))
+    place = Path(real_path(os.path.expanduser(path)))
     found = at_replica(place, clock, read_only=False)
     return place if found is None else found[0]
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from .. import _hints as hints
 from .._errors import InvalidArgument
+from .._files import real_path
 from .._net.transport import address, host_and_port, require_protected
 from .directory import DirectoryTarget
 from .objects import ObjectTarget
@@ -117,7 +118,7 @@ def _without_host(rest: str) -> str:
 
 
 def _directory(path: str) -> str:
-    return os.path.realpath(os.path.expanduser(path))
+    return real_path(os.path.expanduser(path))
 
 
 def _objects(rest: str) -> str:

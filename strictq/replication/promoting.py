@@ -27,6 +27,7 @@ from .._errors import (
     StrictqError,
     TargetUnavailable,
 )
+from .._files import real_path
 from .._findings import Promoted
 from .._store import api
 from .._store.api import Replication
@@ -90,7 +91,7 @@ def promote(
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
-    home = Path(os.path.realpath(os.path.expanduser(path)))
+    home = Path(real_path(os.path.expanduser(path)))
     clock = clock or SystemClock()
     key = b"" if key_file is None else read_key(key_file)
     if not is_replica(home):

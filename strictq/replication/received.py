@@ -28,7 +28,7 @@ from .._errors import (
     StrictqError,
     TargetUnavailable,
 )
-from .._observe import logger
+from .._log import log
 from .._store import api
 from .._store.api import SHARDS_MAX
 from .forwarding import Beat, Forwarding
@@ -549,9 +549,9 @@ class ReceivedSegments:
                 self._trim()
             except Exception as e:
                 if not isinstance(e, StrictqError):
-                    logger().exception("the replica %s can't apply its segments", self.home)
+                    log.exception("the replica %s can't apply its segments", self.home)
                 elif str(e) != self.error:
-                    logger().error("the replica %s can't apply its segments: %s", self.home, e)
+                    log.error("the replica %s can't apply its segments: %s", self.home, e)
                 self.error = str(e)
                 with self._changed:
                     if not self._stop:

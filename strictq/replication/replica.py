@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 
 from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
+from .._files import real_path
 from .._net import telling, transport
 from .._net.admission import TokenServer
 from .._net.frames import FrameHandler
@@ -213,7 +214,7 @@ class Replica:
         tls = None
         if certificate is not None:
             tls = transport.server_context(*transport.certified(WHAT, certificate, private_key, None)[0])
-        self._path = Path(os.path.realpath(os.path.expanduser(path)))
+        self._path = Path(real_path(os.path.expanduser(path)))
         self._key = b"" if key_file is None else read_key(key_file)
         self._next = self._next_of(forward_to, token_file, authority, plaintext=plaintext)
         self._clock = clock or SystemClock()

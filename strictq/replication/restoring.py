@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from .. import _hints as hints
 from .._clock import MICROSECONDS
 from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, TargetUnavailable
+from .._files import real_path
 from .._findings import ReplicaReport, Restored
 from .._store import api
 from .._store.api import Replication
@@ -105,7 +106,7 @@ def restore(
     if not isinstance(to, str | os.PathLike) or isinstance(os.fspath(to), bytes) or not os.fspath(to):
         raise InvalidArgument(f"to must be the path of the new queue, not {to!r}")
     place = os.path.expanduser(to)
-    path = Path(os.path.realpath(place))
+    path = Path(real_path(place))
     if os.path.lexists(place) or os.path.lexists(path):
         raise InvalidArgument(f"{path} exists; nothing was created", hint=hints.NEW_PATH)
     target, identity = _opened(source, b"" if key_file is None else read_key(key_file))

@@ -11,6 +11,7 @@ import attrs
 
 from .. import _hints as hints
 from .._errors import ConfigError, Fenced, InvalidArgument, StoreCorrupt, TargetUnavailable
+from .._files import real_path
 from .._net.transport import host_and_port, require_protected
 from .._store.api import Replication, ShipStatus, Storage
 from .bounded import TargetThread
@@ -80,7 +81,7 @@ def file_path(name: str, text: str | os.PathLike[str] | None, hint: hints.Coded 
         return ""
     if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes) or not os.fspath(text):
         raise InvalidArgument(f"{name} must be the path of a file, not {text!r}", hint=hint)
-    return os.path.realpath(os.path.expanduser(text))
+    return real_path(os.path.expanduser(text))
 
 
 def configure(

@@ -7,7 +7,6 @@ the query starts again. Imported late, with pyspark.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from .._consumers import acknowledge
 from .._errors import StrictqError
+from .._log import log as _log
 from ..opening import open as open_queue
 from ._monitor import Monitor, Read
 
@@ -41,7 +41,6 @@ NO_PROTOBUF: Final = (
     '(pip install "protobuf>=6.33.5" for the interpreter of PYSPARK_PYTHON)'
 )
 
-_log = logging.getLogger("strictq")
 _sessions: WeakSet[SparkSession] = WeakSet()
 
 

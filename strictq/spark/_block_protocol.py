@@ -19,6 +19,7 @@ import attrs
 from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, ServerUnreachable
+from .._files import real_path
 from .._net.transport import address
 
 SERVER: Final = "the block server"
@@ -84,9 +85,9 @@ def find(file: str | None, path: str) -> Served | None:
         raise ServerUnreachable(f"the block server of {file} is no longer running", file, hint=hints.SERVE_AGAIN) from e
     except (OSError, ValueError, TypeError) as e:
         raise InvalidArgument(f"{file} is not a file of a block server", hint=hints.SERVER_OPTIONS) from e
-    if os.path.realpath(path) != served.path:
+    if real_path(path) != served.path:
         raise InvalidArgument(
-            f"the block server serves {served.path}, not {os.path.realpath(path)}",
+            f"the block server serves {served.path}, not {real_path(path)}",
             hint=hints.SERVER_OPTIONS_PATH,
         )
     return served

@@ -5,7 +5,6 @@ Each is a `StreamReader` of one queue, with its locks, epochs, recorded batches 
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .._errors import ConsumerLost, QueueNotFound, StoreError, StrictqError
 from .._handouts import Holder, read_block
+from .._log import log as _log
 from .._store.api import Storage
 from ..queue import Queue
 from ._options import StreamOptions
@@ -38,7 +38,6 @@ UNREADABLE: Final = (QueueNotFound, StoreError, OSError)
 MARK: Final = "strictq.batch"
 
 T = TypeVar("T")
-_log = logging.getLogger("strictq")
 
 
 class Member:

@@ -5,7 +5,6 @@ They are built from the events of Spark's listeners alone. A report that can't b
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import deque
@@ -16,14 +15,13 @@ import attrs
 
 from .._errors import StoreError
 from .._findings import QueryReport
+from .._log import log as _log
 from .._query_reports import write
 
 WINDOW_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 10.0
 QUERIES_MAX: Final = 1_000
 """The most runs that are kept. The oldest one is dropped, in case Spark never reported its end."""
-
-_log = logging.getLogger("strictq")
 
 
 @attrs.frozen

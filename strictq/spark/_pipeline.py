@@ -6,7 +6,6 @@ The driver commits the handlers' effects with the acks, so they take effect once
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from .. import _validate as validate
 from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
 from .._extras import need, need_spark
 from .._handlers import is_async, require_runs
+from .._log import Log
 from ..delivery import Delivery, Lease
 from ..queue import Queue
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ._outcomes import BatchJob
     from ._running import Stages
 
-log = logging.getLogger("strictq.spark")
+log = Log("strictq.spark")
 
 STEP_MAX: Final = 256
 """The most messages received per lane at a time, which is also the limit of Lease.more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from .. import _hints as hints
 from .._errors import InvalidArgument, QueueNotFound, StrictqError
+from .._log import log as _log
 from ..opening import open as open_queue
 from . import _block_protocol
 from ._opened import looking, settle
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from ..queue import Queue
-
-_log = logging.getLogger("strictq")
 
 
 def _opened(path: str, state: str) -> Queue:

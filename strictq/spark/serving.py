@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import secrets
@@ -21,6 +20,8 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
 from .._extras import need_spark
+from .._files import real_path
+from .._log import Log
 from .._net import telling
 from .._net.transport import certified, listen, require_token
 from .._store.api import Storage
@@ -33,7 +34,7 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-log = logging.getLogger("strictq.spark")
+log = Log("strictq.spark")
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
@@ -224,7 +225,7 @@ def serve(
     Source: docs/howto/spark-cluster.md
     """
     need_spark()
-    path = Path(os.path.realpath(queue.path if isinstance(queue, Queue) else queue))
+    path = Path(real_path(queue.path if isinstance(queue, Queue) else queue))
     known = Storage.facts(path)
     if known is None:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE)

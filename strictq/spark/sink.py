@@ -6,7 +6,6 @@ open the queue. See docs/explanation/spark.md for the steps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError
-from .._files import failure
+from .._files import failure, real_path
 from .._store.api import Staging, Storage, StreamBatch, Token, new_run
 from ..opening import open as open_queue
 from ._apply import StagedFile, apply, finish_others
@@ -98,7 +97,7 @@ def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrit
         hint = hints.APPEND_ONLY
         raise InvalidArgument("a queue can't be overwritten", hint=hint)
     require_known(options, use)
-    path = Path(os.path.realpath(path_of(options)))
+    path = Path(real_path(path_of(options)))
     on_mismatch = options.get("onMismatch", "fail").lower()
     if on_mismatch not in ON_MISMATCH:
         raise InvalidArgument(f"the option onMismatch must be {' or '.join(ON_MISMATCH)}, not {on_mismatch!r}")

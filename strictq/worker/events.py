@@ -9,11 +9,12 @@ from typing import Final
 
 from .. import _validate as validate
 from .._findings import WorkerEvent
+from .._log import Log
 from .._types import Event
 from ..delivery import describe, traceback_of
 from .job import Reject, Retry
 
-log: Final = logging.getLogger("strictq.worker")
+log: Final = Log("strictq.worker")
 PROBLEMS: Final = ("retried", "lost", "timeout")
 """Kinds of job events that are logged as warnings."""
 GIVEN_UP: Final = ("poison", "rejected")
@@ -29,13 +30,14 @@ def log_event(event: WorkerEvent) -> None:
         log.warning("%s: %s", event.kind.replace("_", " "), event.detail)
         return
     level = logging.ERROR if event.kind in GIVEN_UP else logging.WARNING if event.kind in PROBLEMS else logging.DEBUG
-    if log.isEnabledFor(level):
+    logger = log.logger
+    if logger.isEnabledFor(level):
         fields = {name: getattr(event, name) for name in FIELDS}
         text = f"{event.detail} ({event.where})" if event.where else event.detail
         if event.wait_seconds is not None:
             text = f"{text}; {next_try(event.wait_seconds)}"
         args = (event.kind, event.key, event.seq, event.token, attempt_of(event), f": {text}" if text else "")
-        record = log.makeRecord(log.name, level, __file__, 0, LINE, args, None, extra={"strictq": fields})
+        record = logger.makeRecord(logger.name, level, __file__, 0, LINE, args, None, extra={"strictq": fields})
         # The worker's own errors have no useful traceback.
         if event.kind in GIVEN_UP and event.error is not None and not speaks_for_itself(event.error):
             record.exc_info = (type(event.error), event.error, event.error.__traceback__)

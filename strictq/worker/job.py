@@ -13,7 +13,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._client import Client
 from .._effects import Effects, Recording, inherited
-from .._errors import ForwardPending, InvalidArgument, LeaseLost
+from .._errors import ForwardPending, InvalidArgument, LeaseLost, Picklable
 from .._types import UNSET
 from ..delivery import Delivery, Lease, MessageView
 from ..transaction import Transaction, transaction_of
@@ -28,7 +28,7 @@ BUFFERED, PREPARING, PREPARED, STARTING, READY, RUNNING, SETTLING, OVER = range(
 STATES: Final = ("buffered", "preparing", "prepared", "starting", "ready", "running", "settling", "over")
 
 
-class Retry(Exception):
+class Retry(Picklable, Exception):
     """Raised by a handler to retry the message, before any later message of its key.
 
     Args:
@@ -53,7 +53,7 @@ class Retry(Exception):
         self.reason = validate.text("reason", reason)
 
 
-class Defer(Exception):
+class Defer(Picklable, Exception):
     """Raised by a handler to postpone the message without charging an attempt. Later messages of its key wait.
 
     Use it when the failure is not the message's fault: a rate limit, an outage, work that is not due yet. A message that is
@@ -61,6 +61,7 @@ class Defer(Exception):
 
     Args:
         delay_seconds: seconds that its lane waits.
+        reason: stored, and shown by status and explain; None: the last error is kept.
 
     Examples:
         >>> q = strictq.open(":memory:")
@@ -72,13 +73,15 @@ class Defer(Exception):
         0
     """
 
-    def __init__(self, delay_seconds: float) -> None:
+    def __init__(self, delay_seconds: float, reason: str | None = None) -> None:
         validate.microseconds("delay_seconds", delay_seconds)
-        super().__init__(f"the handler deferred the message by {delay_seconds:g} s")
+        said = f"the handler deferred the message by {delay_seconds:g} s"
+        super().__init__(f"{said}: {reason}" if reason else said)
         self.delay_seconds = delay_seconds
+        self.reason = validate.text("reason", reason)
 
 
-class Reject(Exception):
+class Reject(Picklable, Exception):
     """Raised by a handler to dead-letter the message now. Its lane continues.
 
     Args:

@@ -217,7 +217,7 @@ def _apply(job: Job, answer: Answer) -> Any:
         if kind == "retry":
             raise Retry(*said)
         if kind == "defer":
-            raise Defer(said)
+            raise Defer(*said)
         if kind == "reject":
             raise Reject(said)
         raise HandlerError(said, answer.traceback)
@@ -336,7 +336,7 @@ def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     except Retry as e:
         answer.error = ("retry", (e.delay, e.reason))
     except Defer as e:
-        answer.error = ("defer", e.delay_seconds)
+        answer.error = ("defer", (e.delay_seconds, e.reason))
     except Reject as e:
         answer.error = ("reject", e.reason)
     except Exception as e:

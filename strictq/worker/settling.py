@@ -288,7 +288,7 @@ class Outcomes:
                 self._state.tell("rejected", job, detail=f"{error.reason}; {FATES['dead_letter']}", error=error.__cause__)
                 return
             if isinstance(error, Defer):
-                d.defer(error.delay_seconds)
+                d.defer(error.delay_seconds, error.reason)
                 self._deferred(job, str(error), error.delay_seconds)
                 return
             asked = error.delay if isinstance(error, Retry) else None

@@ -97,7 +97,7 @@ class State:
         self.learned = False
         self.not_before = 0.0
         self.observers = queue._storage.observers
-        self._debugs = log.isEnabledFor(logging.DEBUG)
+        self._debugs = log.logger.isEnabledFor(logging.DEBUG)
         self._own = (log_event,) if on_event is None else (log_event, on_event)
         self._failures = 0
         self.crashed: BaseException | None = None

@@ -181,7 +181,18 @@ def _not_the_handlers(error: BaseException) -> bool:
     """
     if isinstance(error, Exception | SystemExit):
         return False
+    if isinstance(error, GeneratorExit):  # raised by the handler, unless its coroutine is being closed
+        return _is_closed()
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError and isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
-    return isinstance(error, KeyboardInterrupt | GeneratorExit | anyio.get_cancelled_exc_class())
+    return isinstance(error, KeyboardInterrupt | anyio.get_cancelled_exc_class())
+
+
+def _is_closed() -> bool:
+    """Return whether no event loop runs this code, because the coroutine of an abandoned task is being closed."""
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return True
+    return False

@@ -127,7 +127,7 @@ def test_what_a_handler_asks_for_goes_before_its_policy(queue: Queue, signal: Ex
 
 
 def test_what_no_handler_can_take_is_dead_at_once(queue: Queue) -> None:
-    app, calls = App(queue), []
+    app, calls = App(queue, unknown="reject"), []
     app.handler("t")(lambda n: calls.append(n))
     header = {"strictq-type": "t"}
     queue.send_json({"n": 1}, key="no type")
@@ -143,6 +143,89 @@ def test_what_no_handler_can_take_is_dead_at_once(queue: Queue) -> None:
     assert "no handler of 'u' is registered; the types are t" in reasons["other type"]
     assert "seq 1 is not JSON" in reasons["no JSON"]
     assert calls == []
+
+
+# ---- types that only another version of the program knows
+
+
+def versions(queue: Queue, kind: str = "plain") -> tuple[App, App, Calls]:
+    """An app that handles "a" and "b", one of an older version that handles only "a", and what was handled."""
+    new, old, done = App(queue), App(queue), []
+
+    def handle(app: App, type: str) -> None:
+        async def handler_async(n: int) -> None:
+            await anyio.lowlevel.checkpoint()
+            done.append((type, n))
+
+        app.handler(type)((lambda n: done.append((type, n))) if kind == "plain" else handler_async)
+
+    handle(new, "a")
+    handle(new, "b")
+    handle(old, "a")
+    return new, old, done
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_an_unknown_type_waits_with_its_key_for_a_worker_that_knows_it(queue: Queue, kind: str) -> None:
+    new, old, done = versions(queue, kind)
+    new.send("b", key="ann", n=1)
+    new.send("a", key="ann", n=2)
+    new.send("a", key="bob", n=3)
+    worker = old.worker()
+    worker.run(drain=True)
+    assert done == [("a", 3)]
+    assert (worker.stats().deferred, queue.stats().dead, queue.stats().retries) == (1, 0, 0)
+    status, explained = queue.status("ann", 1), queue.explain("ann")
+    assert (status.state, status.attempts, status.errors) == ("delayed", 0, ())
+    assert status.last_error == "no handler of 'b' is registered; the types are a"
+    assert "(it was postponed)" in explained.text
+    assert explained.text.endswith("last error: no handler of 'b' is registered; the types are a")
+    clock_of(queue).advance(1.0)
+    new.worker().run(drain=True)
+    assert done == [("a", 3), ("b", 1), ("a", 2)]
+
+
+def test_the_delay_of_an_unknown_type_doubles_with_the_type_and_not_with_its_messages(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    new, old, _ = versions(queue)
+    clock = clock_of(queue)
+    for n in range(20):
+        new.send("b", key=f"k{n}", n=n)
+    waits = []
+    for _ in range(7):
+        old.worker().run(drain=True)
+        waits.append(round(queue.explain("k0").until - clock.wall() / 1e6, 3))  # type: ignore[operator]
+        assert queue.stats().delayed == 20
+        clock.advance(waits[-1])
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    warnings = [r.getMessage() for r in caplog.records if "no handler" in r.getMessage()]
+    assert len(warnings) == 7, "one for each delay"
+    assert all("'b'" in text for text in warnings)
+    assert (clock.advance(600.0), old.worker().run(drain=True)) == (None, None)
+    assert queue.explain("k0").until == pytest.approx(clock.wall() / 1e6 + 1.0), "long after, it is another deploy"
+
+
+def test_unknown_types_are_remembered_up_to_a_limit(queue: Queue) -> None:
+    old = App(queue)
+    old.handler("a")(lambda: None)
+    queue.send_many(strictq.Message(b"{}", key=n, headers={"strictq-type": f"t{n}"}) for n in range(1100))
+    old.worker().run(drain=True)
+    assert queue.stats().delayed == 1100
+    assert old._unknown is not None
+    assert len(old._unknown._delays) == 1000
+
+
+def test_a_test_of_an_unknown_type_ends_and_names_it(queue: Queue) -> None:
+    new, old, _ = versions(queue)
+    new.send("b", key="ann", n=1)
+    with pytest.raises(AssertionError, match="no handler of 'b'"):
+        drain(queue, old.process, seconds_max=600.0)
+
+
+def test_what_becomes_of_unknown_types_is_wait_or_reject(queue: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="'wait' or 'reject', not 'drop'"):
+        App(queue, unknown="drop")  # type: ignore[arg-type]
 
 
 def test_a_handlers_timeout_is_its_own() -> None:

@@ -163,3 +163,36 @@ def test_awaited(q: Queue, clock: FakeClock) -> None:
     assert q.receive() == []
     clock.advance(3.1)
     assert [(d.seq, d.attempt) for d in q.receive()] == [(1, 1), (2, 1)]
+
+
+def test_a_reason_is_shown_and_is_no_failure(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 2)
+    d, *_ = q.receive()
+    d.defer(60.0, "it waits for the rate limit")
+    status = q.status("k", 1)
+    assert (status.state, status.attempts, status.last_error, status.errors) == (
+        "delayed", 0, "it waits for the rate limit", (),
+    )  # fmt: skip
+    assert q.explain("k").text.endswith(
+        "(it was postponed); later messages of the key wait; last error: it waits for the rate limit"
+    )
+    assert q._operations.end_failure_delays(None) == 0, "only delays that failures caused are ended"
+    clock.advance(60.1)
+    (d, *_) = q.receive()
+    q.delivery(d.handle).defer(1.0)
+    assert q.status("k", 1).last_error == "it waits for the rate limit", "without a reason, it is kept"
+    clock.advance(1.1)
+    (d, *_) = q.receive()
+    q.delivery(d.handle).defer(1.0, "another")
+    assert q.status("k", 1).last_error == "another"
+
+
+def test_a_reason_given_in_an_event_loop(q: Queue) -> None:
+    async def use() -> None:
+        fill(q, "k", 1)
+        aq = awaited(q)
+        (d,) = await aq.receive()
+        await d.defer(60.0, "why")
+        assert (await aq.status("k", 1)).last_error == "why"
+
+    anyio.run(use)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +20,12 @@ import anyio
 import pytest
 
 import strictq
+import strictq.history
+import strictq.spark
+import strictq.worker
 from strictq import ConfigError, InvalidArgument, InvalidBody, LeaseLost, PartialFailure, Queue, QueueConfig, Worker
 from strictq.testing import FakeClock, awaited
+from tests.support.command import environment
 from tests.support.queues import Opener, fill
 from tests.worker import handlers
 
@@ -264,6 +273,61 @@ def test_an_error_passes_from_process_to_process(q: Queue, clock: FakeClock) -> 
     assert again.shard == 3
 
 
+PASSED: dict[str, Any] = {
+    "message": "it failed", "hint": "wait", "transient": True, "shard": 3, "cause": OSError(28, "No space left on device"),
+    "key": b"k", "seq": 1, "token": 2, "why": "it is over", "results": [None, LeaseLost("k", 1, 2)], "package": "rich",
+    "extra": "cli", "path": "x.parquet", "target": "/replica", "term": 4, "contact_at": 5.0, "segment": 6,
+    "address": "host:1", "delay": 1.5, "delay_seconds": 2.5, "reason": "later",
+}  # fmt: skip
+"""What the constructors of public exceptions are given, by name."""
+PUBLIC = [
+    getattr(module, name)
+    for module in (strictq, strictq.testing, strictq.history, strictq.spark, strictq.worker)
+    for name in module.__all__
+    if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), BaseException)
+]
+
+
+def portrait(value: Any) -> Any:
+    """What can be compared of an exception, and of those that it holds."""
+    if isinstance(value, BaseException):
+        return type(value), str(value), value.args, {name: portrait(v) for name, v in vars(value).items()}
+    return [portrait(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("kind", sorted(set(PUBLIC), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("how", [pickle.loads, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "short"])
+def test_every_public_exception_survives_pickling(kind: type[BaseException], how: Callable[[Any], Any], full: bool) -> None:
+    _, *parameters = inspect.signature(kind.__init__).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # Idle takes anything
+    needed = [p.name for p in named if full or p.default is p.empty]
+    made = kind(**{name: PASSED[name] for name in needed})
+    again = how(pickle.dumps(made) if how is pickle.loads else made)
+    assert portrait(again) == portrait(made)
+
+
+class Fussy(Exception):
+    """A program's exception that pickle can write and not read."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_a_programs_exception_as_the_cause_of_an_error_does_not_keep_it_from_passing() -> None:
+    error = strictq.OutcomeUnknown("it may have been stored", shard=3, cause=Fussy(1, 2))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), repr(again.cause)) == (type(error), str(error), "RuntimeError('Fussy: 1 and 2')")
+    assert isinstance(error.cause, Fussy), "the error itself is as it was"
+
+
+def test_what_a_handler_may_raise_passes_through_a_process_pool() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for made in (strictq.Retry(1.5, "later"), strictq.Defer(2.5), strictq.Reject("no")):
+            came = pool.submit(handlers.raise_it, made).exception(60)
+            assert (type(came), str(came), vars(came)) == (type(made), str(made), vars(made))
+
+
 # ---- paths
 
 
@@ -280,6 +344,37 @@ def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     anyio.run(asynchronously)
     strictq.salvage("~/a.strictq", "~/d.strictq")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.strictq", "b.strictq", "c.strictq", "d.strictq"]
+
+
+def test_a_relative_path_in_a_directory_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    async def asynchronously() -> None:
+        async with strictq.open_async("q.strictq"):
+            pass
+
+    calls: list[Callable[[], object]] = [
+        lambda: strictq.open("q.strictq"), lambda: strictq.open("q.strictq", create=False),
+        lambda: strictq.open("q.strictq", read_only=True), lambda: strictq.salvage("q.strictq", "out"),
+        lambda: strictq.migrate("q.strictq"), lambda: strictq.restore("target", "q.strictq"),
+        lambda: anyio.run(asynchronously),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="the current directory was deleted") as caught:
+            call()
+        assert caught.value.hint_code == "change_directory"
+    with strictq.open(tmp_path / "q.strictq") as q:
+        assert q.send(b"", key="k").seq == 1, "an absolute path can be used"
+    for words in (["stats", "q.strictq"], ["create", "q.strictq"], ["check", "q.strictq"]):
+        found = subprocess.run(
+            [sys.executable, "-m", "strictq", *words], capture_output=True, text=True, env=environment(tmp_path)
+        )
+        assert "Traceback" not in found.stderr
+        assert "the current directory was deleted" in found.stderr
+        assert found.returncode not in (0, 1)
 
 
 def test_a_home_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

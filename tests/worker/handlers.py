@@ -130,3 +130,7 @@ def sends_with_headers(job: Any) -> None:
     job.send_json("json", key="out")
     job.send(Message(b"own", key="out", headers={"request-id": "mine", "own": "1"}))
     job.send(f"{job.size_hint} {job.prepare_seconds} {job.process_seconds}".encode(), key="out")
+
+
+def raise_it(error: BaseException) -> None:
+    raise error

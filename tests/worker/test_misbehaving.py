@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
 import pytest
 
-from strictq import Queue, QueueClosed, Worker
+from strictq import Event, Observer, Queue, QueueClosed, Worker, WorkerEvent
 from strictq.worker.dispatch import Handover
 
 BACKENDS = ["asyncio", "trio"]
@@ -56,7 +57,7 @@ def test_a_plain_handler_may_raise_anything(make: Any, error: BaseException, sta
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("error", [Unspeakable(), BaseException("base")])
+@pytest.mark.parametrize("error", [Unspeakable(), BaseException("base"), GeneratorExit()])
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_an_async_handler_as_well(make: Any, backend: str, error: BaseException, stage: str) -> None:
     q = fill(make)
@@ -76,6 +77,94 @@ def test_an_async_handler_as_well(make: Any, backend: str, error: BaseException,
 
     anyio.run(main, backend=backend)
     after(q, worker, type(error).__name__)
+
+
+def test_an_async_batch_handler_as_well(make: Any) -> None:
+    q = fill(make)
+
+    async def handler(jobs: list[Any]) -> None:
+        if jobs[0].body == b"bad":
+            raise GeneratorExit
+
+    worker = Worker(q, process_batch=handler, batch_max=1, concurrency=1)
+    worker.run(drain=True)
+    after(q, worker, "GeneratorExit")
+
+
+class BrokenLog(logging.Handler):
+    """A program's log handler whose disk is full."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def broken_log() -> Iterator[None]:
+    log, handler = logging.getLogger("strictq"), BrokenLog()
+    log.addHandler(handler)
+    before, log.level = log.level, logging.DEBUG
+    yield
+    log.removeHandler(handler)
+    log.level = before
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_log_handler_that_raises_ends_no_run(
+    make: Any, broken_log: None, capsys: pytest.CaptureFixture[str], is_async: bool
+) -> None:
+    q = fill(make)
+
+    def handler(job: Any) -> None:
+        if job.body == b"bad":
+            raise ValueError("it is logged")
+
+    async def handler_async(job: Any) -> None:
+        handler(job)
+
+    worker = Worker(q, handler_async if is_async else handler, concurrency=1)
+    worker.run(drain=True)
+    after(q, worker, "ValueError")
+    assert "No space left on device" in capsys.readouterr().err, "it is reported as logging reports it"
+
+
+class Unprintable(Exception):
+    """Neither its text nor its repr can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [ValueError("the observer's"), Unprintable()])
+def test_an_observer_that_raises_ends_no_run(make: Any, error: Exception, broken_log: None) -> None:
+    q = fill(make)
+
+    class Observing(Observer):
+        def worker_event(self, event: WorkerEvent) -> None:
+            raise error
+
+        def event(self, event: Event) -> None:
+            raise error
+
+        def count(self, name: str, n: int, shard: int) -> None:
+            raise error
+
+        def duration(self, name: str, seconds: float, shard: int) -> None:
+            raise error
+
+    def handler(job: Any) -> None:
+        if job.body == b"bad":
+            raise Unprintable
+
+    def told(event: WorkerEvent) -> None:
+        raise error
+
+    q.observe(Observing())
+    q.on_event(lambda event: told(event))  # type: ignore[arg-type]
+    worker = Worker(q, handler, concurrency=1, on_event=told)
+    worker.run(drain=True)
+    after(q, worker, "Unprintable")
 
 
 @pytest.mark.parametrize("stage", ["prepare", "process"])

@@ -12,7 +12,7 @@ import apsw
 from ... import _files as files
 from ..._clock import Clock
 from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
-from ..._observe import logger
+from ..._log import log
 from ..._sql import SHARD
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
@@ -202,7 +202,7 @@ class ShardWal:
         try:
             self._wal_grew(pages, began=pages <= before)
         except Exception:
-            logger().exception("shard %d: an action after a commit failed; the commit is not affected", self._shard)
+            log.exception("shard %d: an action after a commit failed; the commit is not affected", self._shard)
         return apsw.SQLITE_OK
 
     def _wal_grew(self, pages: int, *, began: bool) -> None:

@@ -321,28 +321,29 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFai
     return None if given_up else wait
 
 
-def defer(
-    tx: Tx, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
-) -> list[LeaseLost | None]:
-    """Give back each batch's one message and everything later that its lease holds, without charging an attempt.
-
-    Args:
-        failed: what each message that failed through no fault of its own left. `sweeps.end_failure_delays` may end their
-            delays.
-    """
-    left = iter(failed or [AttemptFailure()] * len(batches))
-    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left)))
+def defer(tx: Tx, batches: Sequence[Settlement], delay: int, reason: str | None) -> list[LeaseLost | None]:
+    """Give back each batch's one message and everything later that its lease holds, without charging an attempt."""
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, AttemptFailure(reason), failed=False))
 
 
-def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure) -> None:
+def defer_failed(tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[AttemptFailure]) -> list[LeaseLost | None]:
+    """Do the same for messages that failed through no fault of their own. `sweeps.end_failure_delays` may end their delays."""
+    left = iter(failures)
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left), failed=True))
+
+
+def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, *, failed: bool) -> None:
     # Recorded as a nack: both give back the same messages, and a retried call must find the same record.
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
         return
     seq = batch.seqs[0]
-    due = lanes.due_after(tx, delay, failed=failure.error is not None)
+    due = lanes.due_after(tx, delay, failed=failed)
     rows = tx.run(SETTLE.rows_between, (batch.lane, seq, lease.hi)).fetchall()
-    _note_failure(tx, batch.lane, seq, due, retries.starts(rows[0][3]) + 1, failure)
+    if failed:
+        _note_failure(tx, batch.lane, seq, due, retries.starts(rows[0][3]) + 1, failure)
+    else:  # not an attempt's error: only the reason why it waits
+        tx.run(LANES.set_due, (due, failure.error, None, None, batch.lane, seq))
     resolution.remember(tx, batch.lane, batch.token, "nack", [seq])
     _give_back(tx, lease, batch, len(rows), due, aside=True)
 

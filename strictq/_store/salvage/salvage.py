@@ -26,6 +26,7 @@ from ... import _hints as hints
 from ..._clock import Clock
 from ..._config import QueueConfig
 from ..._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StrictqError
+from ..._files import real_path
 from ..._findings import LostRange, Salvaged
 from ..._keys import decode_key, is_keyless
 from ..._sql import CHECK, FORMAT_2, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
@@ -75,7 +76,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
     Raises:
         QueueNotFound, InvalidArgument, StoreBusy, StoreFull, StoreError: nothing was made.
     """
-    path, out = Path(os.path.realpath(path)), Path(os.path.realpath(out))
+    path, out = Path(real_path(path)), Path(real_path(out))
     if not path.is_dir() or not any(path.glob("shard-*.db")):
         raise QueueNotFound(f"there is no queue at {path}")
     if out.exists():
