@@ -96,7 +96,7 @@ INSIDE_SUPPORT = {
     "support/guarded/sitecustomize.py",  # stands between strictq and apsw
     "support/faults.py", "support/flips.py", "support/formats.py", "support/hot.py", "support/powercut.py",
     "support/powercut_reading.py", "support/powercut_run.py", "support/powercut_verify.py", "support/programs.py",
-    "support/scans.py", "support/small_scope.py",
+    "support/scans.py", "support/small_scope.py", "support/witness.py",
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Two queue objects on one directory send, receive several messages of a lane at once, and ack them in parts, in any order. They
 extend and release leases, and cool lanes. The windows are tiny, so folds cut a part of what a lease or an ack names. The model
-predicts every delivery. After each step the memory of both objects must equal one that is built from the tables.
+predicts every delivery. After each step the memory of both objects must equal one that is built from the tables, and after each
+fold also that of another process.
 
 STRICTQ_FOLD_STEPS=20000 makes each walk so long, and STRICTQ_FOLD_SEED selects others.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,20 @@ import attrs
 import pytest
 
 import strictq
-from strictq import Delivery, Message, QueueConfig
+from strictq import Delivery, Message, Queue, QueueConfig
 from strictq._store.hot import cooling
 from strictq._store.hot.lane import HotLane
 from strictq._store.lanes.leases import ID
+from strictq.replication.promoting import promote
+from strictq.replication.received import ReceivedSegments
+from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
-from tests.support.hot import cut_to, require_agreement, require_memories
+from tests.support.hot import narrow, require_memories
 from tests.support.internals import shard_of
 from tests.support.powercut_campaign import fast_directory
+from tests.support.replicas import segments
+from tests.support.shipping import HISTORY, ship_once
+from tests.support.witness import Witness, told_of, witness
 
 STEPS = int(os.environ.get("STRICTQ_FOLD_STEPS", "150"))
 SEED = int(os.environ.get("STRICTQ_FOLD_SEED", "0"))
@@ -64,31 +72,27 @@ class Walk:
         self.queues = [first, strictq.open(path, durability="process", clock=self.clock)]
         self.lanes = {key: Lane() for key in [*SLOW, *FAST]}
         self.acked: list[tuple[int, str]] = []
-        self.cuts: set[int] = set()
 
     def close(self) -> None:
         for q in self.queues:
             q.close()
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, witness: Witness) -> None:
         acts = [self.send, self.receive, self.ack, self.churn, self.release]
         acts += self.random.choices([self.extend, self.start, self.cool, self.repeat, *acts * 3], k=12)
         for _ in range(steps):
             self.random.choice(acts)(self.random.randrange(2))
             self.clock.advance(self.random.choice((0.0, 0.001)))
             require_memories(*self.queues)
-            self.compare(self.random.choice(list(self.lanes)))
-            cut = cut_to(self.queues[0])
-            if cut not in self.cuts:
-                self.cuts.add(cut)
-                require_agreement(*self.queues)
+            self.compare(self.queues[self.random.randrange(2)], self.random.choice(list(self.lanes)))
+            witness.watch(self.queues[0])
 
-    def compare(self, key: str) -> None:
-        """Compare a lane with the model."""
+    def compare(self, q: Queue, key: str) -> None:
+        """Compare a lane, as a queue object shows it, with the model."""
         lane = self.lanes[key]
         held = {d.seq for d in lane.held}
         expected = [(seq, body, "in_flight" if seq in held else "ready") for seq, (_, body) in lane.waiting.items()]
-        assert [(m.seq, m.body, m.state) for m in self.queues[self.random.randrange(2)].peek(key, 1000)] == expected
+        assert [(m.seq, m.body, m.state) for m in q.peek(key, 1000)] == expected
 
     # ---- steps
 
@@ -185,22 +189,17 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-def walk(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def walk(place: Path, seed: int) -> None:
     r = random.Random(seed)
-    monkeypatch.setattr(cooling, "WINDOW", r.choice((12, 30, 50, 80)))
-    monkeypatch.setattr(cooling, "STEP", r.choice((1, 2, 5)))
-    monkeypatch.setattr(cooling, "SLICES", r.choice((1, 2, 3)))
-    made = Walk(place / "q", seed)
-    try:
-        made.run(STEPS)
-        assert len(made.cuts) > 2, "nothing was folded"
-    finally:
-        made.close()
+    window, step, slices = r.choice((12, 30, 50, 80)), r.choice((1, 2, 5)), r.choice((1, 2, 3))
+    with narrow(window, step, slices, events=8 * window), witness(place) as other, closing(Walk(place / "q", seed)) as made:
+        made.run(STEPS, other)
+        assert other.folds > 2, "nothing was folded"
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
-def test_lanes_that_stay_hot_across_folds(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    walk(place, monkeypatch, seed)
+def test_lanes_that_stay_hot_across_folds(place: Path, seed: int) -> None:
+    walk(place, seed)
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
@@ -211,4 +210,27 @@ def test_logs_of_earlier_versions(place: Path, monkeypatch: pytest.MonkeyPatch, 
         return lane.rows[0][ID]
 
     monkeypatch.setattr(HotLane, "mark", property(first))
-    walk(place, monkeypatch, seed)
+    walk(place, seed)
+
+
+def test_restored_copies_and_promoted_replicas(place: Path) -> None:
+    """They have the logs of their original, whatever was cut there."""
+    with narrow(20, step=2), witness(place) as other, closing(Walk(place / "q", SEED)) as made:
+        q = made.queues[0]
+        for n in range(6):
+            made.run(STEPS // 10, other)
+            ship_once(q, place / "target")
+            expected = [told_of(shard_of(q))]
+            restored, replica = place / f"restored-{n}", place / f"replica-{n}"
+            strictq.restore(place / "target", restored, alone=True)
+            other.require_equal(restored, expected, made.clock)
+            received = ReceivedSegments(replica, made.clock)
+            received.claim(q.queue_id, HISTORY, "")
+            received.close()
+            (replica / LOGS[0]).write_bytes(b"".join(segments(place / "target")))
+            promote(replica, clock=made.clock)
+            with strictq.open(replica, read_only=True, clock=made.clock) as promoted:
+                for key in made.lanes:
+                    made.compare(promoted, key)
+            other.require_equal(replica, None, made.clock)  # its lanes have cooled
+        assert other.folds > 2, "nothing was folded"

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from strictq._store.hot import cooling, memory
 from strictq._store.hot.journal import decoded_keys, encoded_keys
 from strictq.testing import FakeClock
 from tests.support.format_1 import unpacked
-from tests.support.hot import require_agreement
+from tests.support.hot import narrow, require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
 from tests.support.running import ROOT
+from tests.support.witness import witness
 
 KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
@@ -48,14 +49,11 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 """Two in the quick run, six in all."""
 
 
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fold the logs after a few rows, in small steps."""
-    monkeypatch.setattr(cooling, "WINDOW", 24)
-    monkeypatch.setattr(cooling, "STEP", 4)
-    monkeypatch.setattr(cooling, "SLICES", 2)
-    monkeypatch.setattr(cooling, "EVENTS_MAX", 90)
+@pytest.fixture(name="narrow")
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cooling, "LANE_ROWS_MAX", 12)
+    with narrow():
+        yield
 
 
 class Walk:
@@ -281,13 +279,17 @@ class Walk:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("acts", [WARM, ACTS, [*WARM * 4, *ACTS]], ids=["warm", "all", "mixed"])
-def test_every_memory_agrees(queue_path: str, acts: list[str], seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_memory_agrees(
+    queue_path: str, tmp_path: Path, acts: list[str], seed: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "CATCH_UP_MAX", 2_000 if seed % 2 else 3)
     walk = Walk(queue_path, seed, shards, acts)
-    for n in range(250):
-        walk.step()
-        if n % 3 == 0:
-            require_agreement(*walk.queues)
+    with witness(tmp_path) as other:
+        for n in range(250):
+            walk.step()
+            if n % 3 == 0:
+                require_agreement(*walk.queues)
+                other.watch(walk.queues[0])
     walk.drain()
     require_agreement(*walk.queues)
     for q in walk.queues:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import strictq
 from strictq import QueueConfig
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
+from strictq._store.hot import cooling
 from strictq._store.hot.journal import COOL
 from strictq._store.hot.memory import Memory
 from strictq._store.lanes.leases import ID
@@ -28,6 +31,17 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
             object.__setattr__(self, "hot_lanes", False)
 
     monkeypatch.setattr(QueueConfig, "__init__", init)
+
+
+@contextmanager
+def narrow(window: int = 24, step: int = 4, slices: int = 2, events: int = 90) -> Iterator[None]:
+    """Fold the logs after a few rows, in small steps, in this block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cooling, "WINDOW", window)
+        patch.setattr(cooling, "STEP", step)
+        patch.setattr(cooling, "SLICES", slices)
+        patch.setattr(cooling, "EVENTS_MAX", events)
+        yield
 
 
 def state(memory: Memory) -> dict[bytes, Any]:
