@@ -404,8 +404,9 @@ class StoreError(StrictqError):
         cause: BaseException | None = None,
         hint: str | None = None,
         transient: bool | None = None,
+        file: str | None = None,
     ) -> None:
-        where = "queue.db" if shard < 0 else f"shard {shard}"
+        where = str(file) if file else "queue.db" if shard < 0 else f"shard {shard}"
         super().__init__(f"{where}: {message}", hint=hint, transient=transient)
         self.shard = shard
         self.cause = cause

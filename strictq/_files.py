@@ -61,7 +61,7 @@ def real_path(path: str | os.PathLike[str]) -> str:
 def failure(what: str, error: OSError, shard: int = -1) -> StoreError:
     """Return the StoreError for an OSError."""
     if error.errno in FULL:
-        return StoreFull(FULL[error.errno], shard=shard, cause=error)
+        return StoreFull(FULL[error.errno], shard=shard, cause=error, file=error.filename)
     if error.errno in _LIMITS:
         return out_of_descriptors(error, shard)
     return StoreError(f"{what}: {error.strerror or error}", shard=shard, cause=error)
@@ -70,6 +70,17 @@ def failure(what: str, error: OSError, shard: int = -1) -> StoreError:
 def out_of_descriptors(error: BaseException, shard: int) -> StoreError:
     text = "this process, or the machine, has no file descriptor left; nothing was changed"
     return StoreError(text, shard=shard, cause=error, hint=hints.NO_DESCRIPTORS, transient=True)
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name the file in OSErrors of the block. Those of a descriptor have no name."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -159,7 +170,8 @@ def create_empty(path: Path, size: int = 0) -> None:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
     try:
         if size:
-            os.write(fd, bytes(size))
+            with naming(path):
+                os.write(fd, bytes(size))
     finally:
         os.close(fd)
 
@@ -184,11 +196,12 @@ def replace_durably(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
     fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
     try:
-        os.ftruncate(fd, 0)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
-        os.fsync(fd)
+        with naming(path):
+            os.ftruncate(fd, 0)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
     finally:
         os.close(fd)
     os.replace(part, path)

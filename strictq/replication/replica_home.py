@@ -172,7 +172,8 @@ class ApplyingMark:
     """
 
     def __init__(self, home: Path, clock: Clock) -> None:
-        self._fd = files.open_regular(home / APPLYING, os.O_RDWR | os.O_CREAT)
+        self._path = home / APPLYING
+        self._fd = files.open_regular(self._path, os.O_RDWR | os.O_CREAT)
         self._boot = clock.boot_id()
         self._sure = False
         """The mark on the disk does not claim that live/ is complete there."""
@@ -201,7 +202,7 @@ class ApplyingMark:
         os.close(self._fd)
 
     def _write(self, whole: bool, boot: str) -> None:
-        with files.typed("the replica can't be written"):
+        with files.typed("the replica can't be written"), files.naming(self._path):
             os.pwrite(self._fd, _FLAG.pack(whole, boot.encode(), *self._cut), 0)
 
     @staticmethod

@@ -93,6 +93,7 @@ class ReplicaLog:
             repair: False: do not change the files.
         Raises:
             ReplicaGap: a confirmed segment is damaged; nothing was changed.
+            StoreFull, StoreError: the files can't be written.
         """
         seen = None
         while True:
@@ -111,11 +112,11 @@ class ReplicaLog:
             self._ends[older], self._last[older] = 0, -1  # a torn append replaced some of its dropped segments
             found[older] = []
         if repair:
-            fd, end = self._fds[self._active], self._ends[self._active]
-            if os.fstat(fd).st_size > end:
-                os.ftruncate(fd, end)
-            for fd in self._fds:
-                os.fsync(fd)  # the process may have been killed before it synced the last append
+            for file, fd in enumerate(self._fds):
+                with files.typed("the replica's log can't be written"), files.naming(self._home / LOGS[file]):
+                    if file == self._active and os.fstat(fd).st_size > self._ends[file]:
+                        os.ftruncate(fd, self._ends[file])
+                    os.fsync(fd)  # the process may have been killed before it synced the last append
         return sorted((each for logged in found for each in logged), key=lambda each: each.header.n)
 
     def _missing(self, found: list[list[Logged]]) -> int | None:
@@ -206,11 +207,12 @@ class ReplicaLog:
         file = self._active
         fd, at = self._fds[file], self._ends[file]
         try:
-            done = 0
-            left = memoryview(data)
-            while done < len(data):
-                done += os.pwrite(fd, left[done:], at + done)
-            files.sync_data(fd)
+            with files.naming(self._home / LOGS[file]):
+                done = 0
+                left = memoryview(data)
+                while done < len(data):
+                    done += os.pwrite(fd, left[done:], at + done)
+                files.sync_data(fd)
         except OSError as e:
             self._broken = True
             try:
@@ -257,7 +259,7 @@ class ReplicaLog:
         Raises:
             StoreError: this failed; the segments are still there.
         """
-        with files.typed("the replica's log can't be emptied"):
+        with files.typed("the replica's log can't be emptied"), files.naming(self._home / LOGS[file]):
             os.ftruncate(self._fds[file], 0)
             os.fsync(self._fds[file])
         self.reuse(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -10,8 +11,9 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -29,6 +31,7 @@ from strictq import (
     Replica,
     ReplicaGap,
     StoreBusy,
+    StoreFull,
 )
 from strictq.replication import promoting as module
 from strictq.replication.promoting import promote
@@ -249,6 +252,28 @@ def test_a_log_with_a_hole_promotes_nothing(lost: Path, q: Queue, tmp_path: Path
         promote(lost)
     with pytest.raises(ReadOnlyQueue):
         strictq.open(lost)
+
+
+@pytest.mark.parametrize(("name", "named"), [("state.part", "state"), ("log-0", "log-0")])
+def test_a_full_disk_names_the_file_that_failed(lost: Path, monkeypatch: pytest.MonkeyPatch, name: str, named: str) -> None:
+    def full(call: str) -> Callable[..., Any]:
+        real = getattr(os, call)
+
+        def fails(fd: int, *rest: Any) -> Any:
+            if isinstance(fd, int) and os.readlink(f"/proc/self/fd/{fd}").endswith(name):
+                raise OSError(errno.ENOSPC, "full")
+            return real(fd, *rest)
+
+        return fails
+
+    with monkeypatch.context() as patch:
+        for call in ("write", "fsync", "ftruncate"):
+            patch.setattr(os, call, full(call))
+        with pytest.raises(StoreFull, match=rf"^{lost}/{named}: the disk is full"):
+            strictq.promote(lost, force=True)
+    strictq.promote(lost, force=True)
+    with strictq.open(lost) as q:
+        assert q.check() == []
 
 
 def test_leases_of_the_primary_end_by_their_deadlines(q: Queue, home: Path, token: Path, replica: Replica) -> None:

@@ -5,6 +5,7 @@ Pages in a WAL have no valid checksums. They are written through the checksum la
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Final
 import apsw
 
 from ... import _files as files
-from ..._errors import StoreCorrupt
+from ..._errors import StoreCorrupt, StoreFull
 from ..._sql import HOT, REPLICATION
 from .. import catalog
 from ..catalog import Catalog, Fork, Replication
@@ -42,16 +43,19 @@ class PageFiles:
         Raises:
             StoreFull, StoreError: they can't be written.
         """
-        with _typed(shard):
+        with _typed(shard, self._path_of(shard)):
             file = self._file(shard)
             for number, image in pages:
                 file.xWrite(bytearray(image), (number - 1) * PAGE_BYTES)  # the layer writes the checksum into the image
             if size * PAGE_BYTES < file.xFileSize():
                 file.xTruncate(size * PAGE_BYTES)
 
+    def _path_of(self, shard: int) -> Path:
+        return self._directory / (layout.CATALOG if shard == CATALOG_FILE else layout.shard_file(shard))
+
     def _file(self, shard: int) -> apsw.VFSFile:
         if shard not in self._files:
-            path = self._directory / (layout.CATALOG if shard == CATALOG_FILE else layout.shard_file(shard))
+            path = self._path_of(shard)
             with suppress(FileExistsError):
                 files.create_empty(path)
             check_file(path, shard, writing=True)
@@ -146,9 +150,11 @@ def epoch_behind(known: Catalog) -> int:
 
 
 @contextmanager
-def _typed(shard: int) -> Iterator[None]:
+def _typed(shard: int, path: Path | None = None) -> Iterator[None]:
     try:
         yield
+    except apsw.FullError as e:
+        raise StoreFull(files.FULL[errno.ENOSPC], shard=shard, cause=e, file=None if path is None else str(path)) from e
     except apsw.Error as e:
         raise translate(e, shard) from e
     except OSError as e:
