@@ -212,7 +212,15 @@ class QueueConfig(_Remembered):
 
         Fields that this version does not know, which a newer one wrote, have no effect; `to_json` writes them back unchanged.
         """
-        values = json.loads(text)
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: Any) -> QueueConfig:
+        """Do the same for the parsed form.
+
+        Raises:
+            ConfigError: it is invalid.
+        """
         if not isinstance(values, dict):
             raise ConfigError("the stored configuration is not a JSON object")
         known = {a.name for a in attrs.fields(cls)} & values.keys()

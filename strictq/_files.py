@@ -59,7 +59,13 @@ def real_path(path: str | os.PathLike[str]) -> str:
 
 
 def failure(what: str, error: OSError, shard: int = -1) -> StoreError:
-    """Return the StoreError for an OSError."""
+    """Return the StoreError for an error of the operating system.
+
+    Raises:
+        OSError: the given one, if it has no number: the program raised it, such as the TimeoutError of a signal handler.
+    """
+    if error.errno is None:
+        raise error
     if error.errno in FULL:
         return StoreFull(FULL[error.errno], shard=shard, cause=error, file=error.filename)
     if error.errno in _LIMITS:

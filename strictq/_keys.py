@@ -10,6 +10,7 @@ A key is stored as one type byte and its content, so that 1, "1" and b"1" are th
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from . import _hints as hints
@@ -22,6 +23,7 @@ KEY_BYTES_MAX: Final = 1024
 """Longest key, in stored bytes without the type byte."""
 
 KEYLESS: Final = b"n"
+_INT: Final = re.compile(rb"-?[0-9]{1,%d}" % KEY_BYTES_MAX)
 ASIDE: Final = b"!"
 """A mark in the key of a lane that holds one parked keyless message."""
 DEDUP_LANES: Final = 64
@@ -67,16 +69,20 @@ def decode_key(raw: bytes) -> Key | None:
     Raises:
         StoreCorrupt: it is not a key that `encode_key` stores.
     """
-    kind = raw[:1]
-    try:
-        if kind == b"s":
-            return raw[1:].decode()
-        if kind == b"b":
-            return raw[1:]
-        if kind == b"i":
-            return int(raw[1:])
-    except ValueError as e:
-        raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1, cause=e) from e
+    kind, rest = raw[:1], raw[1:]
+    if kind == b"s":
+        try:
+            return rest.decode()
+        except UnicodeDecodeError as e:
+            if e.object != rest:
+                raise  # of a signal handler
+            raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1, cause=e) from e
+    if kind == b"b":
+        return rest
+    if kind == b"i":
+        if not _INT.fullmatch(rest):
+            raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1)
+        return int(rest)
     return None
 
 

@@ -127,7 +127,10 @@ class Receiving:
                         d._next = waiting[0]
                     yield d
             finally:
-                self._settling.release_rest(rest)
+                try:
+                    self._settling.release_rest(rest)
+                finally:
+                    self._settling.release_rest(rest)  # an interrupt can end the first call anywhere
 
     def begin(self, d: Delivery) -> bool:
         """Start a delivery that `consume` is about to yield, and renew a lease past half of its time.

@@ -12,6 +12,7 @@ from ._client import Client
 from ._effects import Effects, Recording
 from ._errors import InvalidArgument, LeaseLost
 from ._handlers import require_ran
+from ._leaving import Exit, exit_of
 from ._store.api import Acks, AppDatabase, OpenTransaction, WriteTransaction
 from ._types import UNSET
 from .delivery import Delivery
@@ -89,11 +90,13 @@ class Transaction(Recording):
 
     def _begin(self) -> WriteTransaction:
         if self._open is None:
+            opened = self._storage.begin(self._key, self._acks)
             try:
-                self._open = self._storage.begin(self._key, self._acks)
+                opened.begin()
             except LeaseLost as e:
                 self._explain(e)
                 raise
+            self._open = opened
         return self._open
 
     # ---- the frame
@@ -105,13 +108,18 @@ class Transaction(Recording):
         for d in self._deliveries:
             self._client.settling.require_unsettled(d)
             d._begun = True
-        self._block = self._storage.enter_transaction()
+        self._block = block = self._storage.enter_transaction()
+        block.is_open = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    @property
+    def __exit__(self) -> Exit:
+        return exit_of(self._leave, self._end)
+
+    def _leave(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         self._ended = True
         if self._block is not None:
-            self._block.end()  # before the commit: it calls hooks, which may write
+            self._block.is_open = False  # before the commit: it calls hooks, which may write
         if error is not None:
             self._abandon(error)
             return
@@ -135,6 +143,14 @@ class Transaction(Recording):
         self._effects.committed(done)
         if done.reaches_out:
             self._storage.forward(done.shard)
+
+    def _end(self) -> None:
+        """End what `_leave` did not end, because it was interrupted."""
+        self._ended = True
+        if self._block is not None:
+            self._block.is_open = False
+        if self._open is not None:
+            self._open.close()
 
     def _explain(self, error: BaseException) -> None:
         if isinstance(error, LeaseLost) and self._deliveries:

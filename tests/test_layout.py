@@ -34,6 +34,7 @@ LAYERS = [
         "_files",
         "_process",
         "_lazy",
+        "_leaving",
     },
     {"_findings", "_config", "_sql", "_durations", "_observe", "_net"},
     {"_store"},

@@ -516,7 +516,7 @@ class Storage:
     # ---- transactions
 
     def enter_transaction(self) -> OpenTransaction:
-        """Enter a transaction in this context. Its other writes are refused until `end` is called."""
+        """Return a transaction of this context. Its other writes are refused while it is open."""
         return OpenTransaction(self._store)
 
     def transact(self, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
@@ -537,11 +537,7 @@ class Storage:
         return transact(self._store, key, acks, changes)
 
     def begin(self, key: bytes, acks: Acks | None) -> WriteTransaction:
-        """Open such a transaction now, to read in it. No other caller can write to the shard until it ends.
-
-        Raises:
-            As `transact`; nothing happened, and nothing is open.
-        """
+        """Return such a transaction, to read in it once it begins. No other caller can write to the shard until it ends."""
         return WriteTransaction(self._store, key, acks)
 
     def forward(self, origin: int) -> None:

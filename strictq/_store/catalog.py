@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import apsw
 
@@ -21,7 +22,10 @@ from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER, Totals
 from .disk import layout, reserve, wal_file
-from .topology import Range, Topology
+from .disk.stored import json_of, present
+from .topology import Range, Topology, problem_of
+
+_HASH: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
 class Replication(NamedTuple):
@@ -196,31 +200,46 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
     try:
         with _opened(path, read_only=read_only) as db:
             replicated = migrate.require(db, migrate.CATALOG_ID, -1, older=older)
-            row = db.execute(CATALOG.read_queue).get
-            topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
+            row = present(db.execute(CATALOG.read_queue).get, "the row with the queue's identity")
+            parts = [Range(s, f, _hash(lo), _hash(hi)) for s, f, lo, hi in db.execute(CATALOG.read_topology)]
+            if problem := problem_of(parts):
+                raise apsw.CorruptError(problem)
             shipped = db.execute(REPLICATION.read).get if replicated else None
-        if row is None:
-            raise StoreCorrupt("the row with the queue's identity is missing", shard=-1)
-        queue_id, durability, config, version, epoch, boot_id, offset = row
-        if problem := _nonsense(durability, version, epoch, offset):
-            raise StoreCorrupt(problem, shard=-1)
-        stored = QueueConfig.from_json(config)
-    except (ValueError, TypeError, RecursionError) as e:  # damaged text, numbers or JSON
-        raise StoreCorrupt(f"its contents can't be read: {e}", shard=-1, cause=e) from e
-    replication = None if shipped is None else Replication(*shipped)
-    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology, replication)
+            replication = None if shipped is None else _replication(*shipped)
+            queue_id, durability, config, version, epoch, boot_id, offset = row
+            if problem := _nonsense(durability, version, epoch, offset):
+                raise apsw.CorruptError(problem)
+            stored = config_of(config)
+    except UnicodeDecodeError as e:
+        raise translate(e, -1) from e
+    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, Topology(parts), replication)
+
+
+def _hash(text: str) -> int:
+    if not _HASH.fullmatch(text):
+        raise apsw.CorruptError("a range of the topology is not two hashes")
+    return int(text, 16)
+
+
+def _replication(*row: Any) -> Replication:
+    known = Replication(*row)
+    settings = json_of(known.settings)
+    if not isinstance(settings, dict) or not isinstance(settings.get("timeout_seconds", 0.0), int | float):
+        raise apsw.CorruptError("the settings of the replication are invalid")
+    return known
 
 
 def config_of(text: str) -> QueueConfig:
-    """Return a shard's copy of the configuration.
+    """Return a stored configuration.
 
     Raises:
         apsw.CorruptError: it is invalid.
     """
+    values = json_of(text)
     try:
-        return QueueConfig.from_json(text)
-    except ValueError as e:
-        raise apsw.CorruptError(f"its copy of the settings is invalid: {e}") from e
+        return QueueConfig.from_values(values)
+    except ConfigError as e:
+        raise apsw.CorruptError(f"the stored configuration is invalid: {e}") from e
 
 
 def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
@@ -305,12 +324,15 @@ def forks(directory: Path) -> list[Fork]:
         if db.execute(REPLICATION.has_table).get is None:
             return []
         rows: list[Any] = db.execute(REPLICATION.forks).fetchall()
-    try:
-        return [
-            Fork(history, term, at, tuple((int(i), int(o)) for i, o in json.loads(shards))) for history, term, at, shards in rows
-        ]
-    except (ValueError, TypeError, RecursionError) as e:
-        raise StoreCorrupt(f"its earlier histories can't be read: {e}", shard=-1, cause=e) from e
+        return [Fork(history, term, at, _arrivals(shards)) for history, term, at, shards in rows]
+
+
+def _arrivals(text: str) -> tuple[tuple[int, int], ...]:
+    found = json_of(text)
+    pairs = [tuple(pair) for pair in found if isinstance(pair, list)] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(pairs) != len(found) or any([type(n) for n in pair] != [int, int] for pair in pairs):
+        raise apsw.CorruptError("the earlier histories are invalid")
+    return tuple((int(i), int(o)) for i, o in pairs)
 
 
 def set_epoch(directory: Path, epoch: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -28,14 +28,16 @@ from .._log import log
 from .._sql import HOT, SHARD
 from .._types import Event
 from . import catalog, migrate
+from .commit.alone import Alone
 from .commit.app_database import AppDatabase, Guard, Rows
 from .commit.calls import Operation
 from .commit.checkpoint import ShardWal, WalHost
-from .commit.connection import MEMORY, check_file, connect, translate
+from .commit.connection import MEMORY, after_commit, check_file, connect, translate
 from .commit.reader import Reader
 from .commit.tx import Totals, Tx
 from .commit.writer import Host, Writer
 from .disk import layout
+from .disk.stored import present
 from .hot import cooling
 from .hot.direct import Direct
 from .hot.look import Shadows
@@ -185,7 +187,7 @@ class Shard:
 
     def apply_app_schema(self, db: apsw.Connection) -> None:
         """Run the recorded app_schema() statements that this shard has not run yet."""
-        done: int = db.execute(SHARD.read_meta, ("app_schema",)).get
+        done: int = present(db.execute(SHARD.read_meta, ("app_schema",)).get, "the number of app_schema")
         if not self._host.app_schema or self._host.app_schema[-1][0] <= done:
             return
         assert self._guard is not None
@@ -212,9 +214,12 @@ class Shard:
         if confirming.active:
             confirming.require()
         result = self._writer.run(operation, seconds, synced=synced)
-        self.keep_wal_short()
-        if confirming.active:
-            confirming.wait()
+        try:
+            self.keep_wal_short()
+            if confirming.active:
+                confirming.wait()
+        except Exception as e:
+            raise after_commit(e, self.number)  # noqa: B904 - it has its cause
         return result
 
     def cool(self) -> None:
@@ -278,17 +283,18 @@ class Shard:
             self.sync()
         return result
 
-    @contextmanager
-    def alone(self) -> Iterator[Tx]:
-        """Hold a write transaction open for a program's own SQL."""
+    def alone(self) -> Alone:
+        """Return a write transaction for a program's own SQL. It has not begun."""
         self.require()
         confirming = self._host.confirming
         if confirming.active:
             confirming.require()
-        with self._writer.alone() as tx:
-            yield tx
-        if confirming.active:
-            confirming.wait()
+        return self._writer.alone()
+
+    def commit(self, alone: Alone) -> None:
+        """Commit such a transaction."""
+        alone.commit()
+        self.confirm()
 
     def app(self, tx: Tx) -> AppDatabase:
         assert self._guard is not None

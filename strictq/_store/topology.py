@@ -44,7 +44,7 @@ class Topology:
     __slots__ = ("_starts", "ranges")
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        if problem := _problem(ranges):
+        if problem := problem_of(ranges):
             raise ValueError(problem)
         self.ranges = tuple(ranges)
         self._starts = [part.lo for part in ranges]
@@ -72,7 +72,7 @@ class Topology:
         return hash(self.ranges)
 
 
-def _problem(ranges: Sequence[Range]) -> str | None:
+def problem_of(ranges: Sequence[Range]) -> str | None:
     """Return what is wrong with these ranges, or None."""
     if not 1 <= len(ranges) <= SHARDS_MAX:
         return f"the topology has {len(ranges)} shards, not 1 to {SHARDS_MAX}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from .. import _hints as hints
@@ -162,11 +161,25 @@ class _Work:
         try:
             if not changes.statements:
                 return self.shard.run(operation)
-            with self.shard.alone() as tx:
-                done = operation(tx)
+            return self._alone(operation)
         except _HappenedBefore:
             self.shard.confirm()
             return self.thrown_away(changes)
+
+    def _alone(self, operation: Callable[[Tx], T]) -> T:
+        alone = self.shard.alone()
+        try:
+            tx = alone.begin()
+            try:
+                done = operation(tx)
+            except BaseException as e:
+                raise alone.undone(e) from None
+            self.shard.commit(alone)
+        finally:
+            try:
+                alone.close()
+            finally:
+                alone.close()
         return done
 
     def thrown_away(self, changes: Changes) -> Committed:
@@ -189,16 +202,32 @@ def transact(store: Store, key: bytes, acks: Acks | None, changes: Changes) -> C
 
 
 class WriteTransaction:
-    """An open transaction. Until it ends, no other caller can write to its shard. See Storage.begin."""
+    """A write transaction that stays open. From `begin` on, no other caller can write to its shard. See Storage.begin.
+
+    Its owner calls `close` twice wherever it is interrupted: an interrupt can end the first call before its first step.
+    """
 
     def __init__(self, store: Store, key: bytes, acks: Acks | None) -> None:
         self._work = _Work(store, key, acks)
-        self._block: AbstractContextManager[Tx] = self._work.shard.alone()
-        self._tx: Tx = self._block.__enter__()
+        self._alone = self._work.shard.alone()
+
+    def begin(self) -> None:
+        """Begin.
+
+        Raises:
+            As for Storage.transact; nothing happened, and nothing is open.
+        """
         try:
-            self._happened = self._work.happened(self._tx)
-        except BaseException as e:
-            self.abandon(e)
+            self._tx = self._alone.begin()
+            try:
+                self._happened = self._work.happened(self._tx)
+            except BaseException as e:
+                raise self._alone.undone(e) from None
+        except BaseException:
+            try:
+                self.close()
+            finally:
+                self.close()
             raise
 
     def key_state(self) -> bytes | None:
@@ -250,13 +279,17 @@ class WriteTransaction:
 
     def _commit(self, changes: Changes) -> Committed:
         try:
-            self._tx.require_whole()
-            done = self._work.apply(self._tx, changes, happened=self._happened)
-            self._block.__exit__(None, None, None)
-        except BaseException as e:
-            # Does nothing if the block has ended. If its end was interrupted, this releases the shard's lock.
-            self.abandon(e)
-            raise
+            try:
+                self._tx.require_whole()
+                done = self._work.apply(self._tx, changes, happened=self._happened)
+            except BaseException as e:
+                raise self._alone.undone(e) from None
+            self._work.shard.commit(self._alone)
+        finally:
+            try:
+                self.close()
+            finally:
+                self.close()
         return done
 
     def abandon(self, error: BaseException) -> None:
@@ -266,7 +299,15 @@ class WriteTransaction:
             ForkedProcess, StoreError: the rollback failed; nothing happened all the same.
         """
         try:
-            self._block.__exit__(type(error), error, error.__traceback__)
-        except BaseException as e:
-            if e is not error:
-                raise
+            ours = self._alone.undone(error)
+        finally:
+            try:
+                self.close()
+            finally:
+                self.close()
+        if ours is not error:
+            raise ours from error
+
+    def close(self) -> None:
+        """Roll back what is still open. A second call does nothing."""
+        self._alone.close()

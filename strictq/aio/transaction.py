@@ -23,9 +23,10 @@ class AsyncTransaction(Recording):
         self._tx: Transaction | None = None
 
     async def __aenter__(self) -> AsyncTransaction:
-        self._tx = self._make().__enter__()
         # Its calls run in several threads, so the transaction, not the thread, holds the shard.
         self._name = TransactionName()
+        self._tx = self._make()
+        self._tx.__enter__()  # the last call, because an interrupt can follow any other one
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

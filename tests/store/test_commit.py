@@ -718,15 +718,14 @@ def test_damage_quarantines_the_shard_once(q: Queue) -> None:
     assert [e.kind for e in events] == ["shard_quarantined"]
 
 
-@pytest.mark.parametrize("error", [apsw.CorruptError("malformed"), TypeError("a row that is not there")])
-def test_damage_that_one_of_a_group_meets_quarantines_the_shard(q: Queue, error: Exception) -> None:
+def test_damage_that_one_of_a_group_meets_quarantines_the_shard(q: Queue) -> None:
     events: list[strictq.Event] = []
     q.on_event(events.append)
     q.send(b"", "k")
     crowd = Crowd(q)
 
     def damaged(_tx: Tx) -> None:
-        raise error
+        raise apsw.CorruptError("malformed")
 
     crowd.join(damaged, lambda tx: tx.run("UPDATE counter SET sends = sends + 1"))
     results = crowd.go()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 
 import anyio
+import apsw
 import pytest
 
 import strictq
+from strictq import Queue
 from strictq._store import receive
-from tests.support.internals import Faulty, at_rest, shard_of, store_of, writer_of
+from tests.support.internals import Faulty, at_rest, connections, failing, shard_of, store_of, writer_of
+from tests.support.running import PATIENCE_SECONDS
 
 
 def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> None:
@@ -129,16 +135,16 @@ def test_a_transaction_that_is_interrupted_on_its_way_out_keeps_no_lock(tmp_path
             tx.key_state = (tx.key_state or b"") + b"s"
             opened = tx._open
             assert opened is not None
-            block = opened._block
+            alone = opened._alone
             interrupts = [KeyboardInterrupt()]
 
             class Interrupted:
-                def __exit__(self, *args: object) -> bool | None:
-                    if interrupts:
+                def __getattr__(self, name: str) -> object:
+                    if interrupts and name == "commit":
                         raise interrupts.pop()
-                    return block.__exit__(*args)  # type: ignore[arg-type]
+                    return getattr(alone, name)
 
-            opened._block = Interrupted()  # type: ignore[assignment]
+            opened._alone = Interrupted()  # type: ignore[assignment]
         assert at_rest(q)
         q.send(b"", "k")
         (d,) = q.receive()
@@ -209,3 +215,144 @@ def test_an_interrupt_behind_any_call_of_a_receive_leaves_nothing_leased(verb: s
                 assert handed[0].key == "a"
                 break
     assert interrupted > 20
+
+
+# ---- windows that left an object broken; test_every_interrupt.py tries every check for signals
+
+
+def transact(q: Queue, d: strictq.Delivery, *, fails: bool = False) -> None:
+    with q.transaction(d) as tx:
+        tx.run(lambda db: db.execute("INSERT INTO app_t VALUES (1)"))
+        if fails:
+            raise ZeroDivisionError
+
+
+PACKAGE = strictq.__path__[0]
+WINDOWS = (
+    ("_leaving.py", "_wait", False),
+    ("transaction.py", "_leave", False),
+    ("transaction.py", "_end", False),
+    ("_store/transaction.py", "abandon", True),
+    ("_store/commit/alone.py", "begin", False),
+    ("_store/commit/alone.py", "close", False),
+    ("_store/commit/alone.py", "close", True),
+    ("_store/commit/writer.py", "_begin", False),
+    ("_store/commit/writer.py", "_end", False),
+    ("_store/commit/writer.py", "_leave", True),
+    ("_store/commit/calls.py", "__init__", False),
+    ("_store/commit/app_database.py", "run", False),
+    ("_store/commit/app_database.py", "_authorize", False),
+)
+"""The file and the name of a function, and whether the block fails."""
+
+
+@pytest.mark.parametrize(("file", "name", "fails"), WINDOWS)
+def test_a_transaction_that_is_interrupted_as_a_function_begins_holds_nothing(
+    file: str, name: str, fails: bool, tmp_path: Path
+) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        store_of(q)._upkeep.stop()  # it would release what stays held, two seconds later
+        q.app_schema("CREATE TABLE IF NOT EXISTS app_t (a)")
+        q.send_many([strictq.Message(b"", key="k") for _ in range(3)])
+        other = strictq.open(tmp_path / "queue")
+        (d,) = q.receive(1)
+        with pytest.raises(KeyboardInterrupt) as kept, InterruptIn(file, name):
+            transact(q, d, fails=fails)
+        assert at_rest(q)
+        other.send(b"", "elsewhere")
+        thread = threading.Thread(target=q.send, args=(b"", "another thread"), daemon=True)
+        thread.start()
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+        q.send(b"", "this thread")
+        q.send(b"", "this thread", dedup_id="d", delay=1.0)  # a statement that was not prepared yet
+        assert (q.query("SELECT * FROM app_t") == []) == (q.status("k", 1).state != "resolved")
+        assert kept.value is not None
+        other.close()
+
+
+class InterruptIn:
+    """Interrupts the first call of a function, as it begins, or as a generator continues."""
+
+    def __init__(self, file: str, name: str) -> None:
+        self.file, self.name = file, name
+
+    def __enter__(self) -> InterruptIn:
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name == self.name and code.co_filename.endswith(f"{PACKAGE}/{self.file}"):
+            if code.co_flags & inspect.CO_GENERATOR and frame.f_lasti < 10:
+                return  # it is made, and has not waited yet
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+def test_reads_that_an_interrupt_left_in_a_traceback_do_not_go_on(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue") as q, strictq.open(tmp_path / "queue") as other:
+        q.send_many([strictq.Message(b"", key="k") for _ in range(100)])
+
+        def interrupted(db: apsw.Connection) -> None:
+            for _ in db.execute("SELECT id FROM inbox"):
+                raise KeyboardInterrupt
+
+        shard = shard_of(q)
+        for read in (
+            shard._writer.read,
+            shard._glances.glance,
+            shard._writer.use,
+            lambda work: shard._writer.run(lambda tx: work(tx.db)),
+        ):
+            with pytest.raises(KeyboardInterrupt) as kept:
+                read(interrupted)
+            assert {db.txn_state("main") for db in connections(q)} <= {apsw.SQLITE_TXN_NONE}
+            other.send(b"", "k")
+            q.send(b"", "k")
+            assert kept.value is not None
+
+
+@pytest.mark.parametrize("happened", [True, False])
+@pytest.mark.parametrize(
+    "error", [TypeError("a handler's"), RecursionError(), MemoryError(), UnicodeEncodeError("utf-8", "", 0, 1, "")]
+)
+def test_a_programs_exception_in_a_commit_leaves_its_outcome_unknown(error: Exception, happened: bool, tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        with failing(q, "COMMIT", error, after=happened), pytest.raises(strictq.OutcomeUnknown) as raised:
+            q.send(b"", "k", dedup_id="d")
+        assert raised.value.cause is error
+        assert q.stats().depth == happened
+        q.send(b"", "k", dedup_id="d")
+        assert q.stats().depth == 1
+
+
+def recurse() -> object:
+    return recurse()
+
+
+@pytest.mark.parametrize(
+    ("raises", "kind"),
+    [
+        (lambda: b"\xff".decode(), UnicodeDecodeError),
+        (lambda: json.loads("{"), json.JSONDecodeError),
+        (lambda: len(None), TypeError),  # type: ignore[arg-type]
+        (lambda: int("x"), ValueError),
+        (recurse, RecursionError),
+    ],
+)
+def test_a_programs_exception_inside_a_transaction_is_raised_as_it_is(
+    raises: Callable[[], object], kind: type[Exception], tmp_path: Path
+) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        q.send(b"", "k")
+        shard = shard_of(q)
+        for call in (shard.run, shard.read, shard.glance, shard.look):
+            with pytest.raises(kind) as raised:
+                call(lambda _: raises())  # type: ignore[operator]
+            assert type(raised.value) is kind
+        assert shard.failed is None
+        assert [d.key for d in q.receive()] == ["k"]

@@ -51,7 +51,7 @@ LONG_FIRST = """
     store/test_foreign.py replication/test_keeper.py cli/test_run.py history/test_plots.py history/test_export.py
     docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py replication/test_cuts.py
     power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
-    docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py
+    docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py store/test_every_interrupt.py
 """.split()  # noqa: SIM905
 """The modules that a parallel run starts with.
 

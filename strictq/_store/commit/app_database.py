@@ -9,8 +9,7 @@ the size of each value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import apsw
@@ -18,6 +17,7 @@ import apsw
 from ... import _hints as hints
 from ..._errors import InvalidArgument
 from ..._sql import FORMAT_2, HOT, SHARD_SCHEMA
+from ..disk.stored import is_of_sqlite
 
 PREFIX: Final = "app_"
 STEPS_MAX: Final = 20_000_000
@@ -61,22 +61,23 @@ class Guard:
         self._body_bytes_max = body_bytes_max
         self._mode = ""
         self._steps = 0
+        self._bytes_max = db.limit(apsw.SQLITE_LIMIT_LENGTH)
         db.authorizer = self._authorize
 
-    @contextmanager
-    def program(self, mode: str) -> Iterator[None]:
-        """Run a program's SQL in this block. `mode` is "read", "write" or "schema".
+    def run(self, mode: str, sql: str, params: Sequence[Any] | dict[str, Any]) -> Rows:
+        """Run a program's SQL. `mode` is "read", "write" or "schema".
 
         Raises:
             InvalidArgument: the SQL is not permitted, failed, made too large a value, or took too many steps.
         """
+        db = self._db
         bytes_max = max(VALUE_BYTES_MAX, self._body_bytes_max() + _ROW_BYTES)
-        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, bytes_max)
-        self._mode = mode
-        self._steps = 0
-        self._db.set_progress_handler(self._progress, _STEP_BLOCK)
         try:
-            yield
+            self._steps = 0
+            self._mode = mode
+            db.limit(apsw.SQLITE_LIMIT_LENGTH, bytes_max)
+            db.set_progress_handler(self._progress, _STEP_BLOCK)
+            return Rows.of(db.execute(sql, params, can_cache=False))
         except apsw.AuthError:
             raise InvalidArgument(
                 "this SQL uses more than the program's own app_* tables",
@@ -90,14 +91,19 @@ class Guard:
             ) from None
         except _MISTAKES as e:
             raise InvalidArgument(f"the program's SQL failed: {e}") from e
+        except (TypeError, ValueError, OverflowError) as e:
+            if not is_of_sqlite(e):
+                raise
+            raise InvalidArgument(f"the program's SQL was given invalid values: {e}") from e
         finally:
+            # An interrupt can follow a call. Without a mode, the progress handler and the authorizer do nothing.
             self._mode = ""
-            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
-            self._db.set_progress_handler(None, 0)
+            db.limit(apsw.SQLITE_LIMIT_LENGTH, self._bytes_max)
+            db.set_progress_handler(None, 0)
 
     def _progress(self) -> bool:
         self._steps += _STEP_BLOCK
-        return self._steps > STEPS_MAX
+        return bool(self._mode) and self._steps > STEPS_MAX
 
     def _authorize(self, action: int, first: str | None, second: str | None, database: str | None, _trigger: str | None) -> int:
         if not self._mode:
@@ -192,8 +198,4 @@ class AppDatabase:
             raise InvalidArgument("the transaction has already ended")
         if self._mode == "write" and not self._db.in_transaction:
             raise InvalidArgument("the program's SQL rolled the transaction back; nothing was changed")
-        with self._guard.program(self._mode):
-            try:
-                return Rows.of(self._db.execute(sql, params, can_cache=False))
-            except (TypeError, ValueError, OverflowError) as e:
-                raise InvalidArgument(f"the program's SQL was given invalid values: {e}") from e
+        return self._guard.run(self._mode, sql, params)

@@ -39,24 +39,27 @@ class TransactionName:
 class OpenTransaction:
     """A transaction of the public API while its block runs. The context of the block, and copies of it, find it here.
 
-    It is marked as ended instead of being removed from its context. A block may end in another context than it began in, and a
-    task
-    that was started inside it keeps its copy of the context after the block.
+    It is marked as closed instead of being removed from its context. A block may end in another context than it began in, and a
+    task that was started inside it keeps its copy of the context after the block.
+
+    Attributes:
+        is_open: whether the block runs. Its owner sets it, as the last step of entering the block: an interrupt can follow any
+            call, but no assignment.
     """
 
-    __slots__ = ("_outer", "_pid", "_store")
+    __slots__ = ("_outer", "_pid", "_store", "is_open")
+
+    is_open: bool
 
     def __init__(self, store: object) -> None:
         outer: OpenTransaction | None = open_transaction.get()
-        while outer is not None and outer._store is None:
+        while outer is not None and not outer.is_open:
             outer = outer._outer
         self._outer: OpenTransaction | None = outer
-        self._store: object | None = store
+        self._store = store
         self._pid = _process.pid
+        self.is_open = False
         open_transaction.set(self)
-
-    def end(self) -> None:
-        self._store = None
 
     @staticmethod
     def require_none(store: object) -> None:
@@ -68,7 +71,7 @@ class OpenTransaction:
         block = open_transaction.get()
         while block is not None:
             # In a child that was forked inside the block, the block never ends.
-            if block._store is store and block._pid == _process.pid:
+            if block.is_open and block._store is store and block._pid == _process.pid:
                 raise InvalidArgument(
                     "this is inside a transaction of the queue, and would not be part of it; nothing was changed",
                     hint=hints.USE_TX_METHODS,

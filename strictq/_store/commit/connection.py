@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import time
@@ -16,8 +15,9 @@ import apsw
 
 from ... import _files as files
 from ... import _hints as hints
-from ..._errors import ConfigError, InvalidArgument, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from ..._errors import ConfigError, InvalidArgument, OutcomeUnknown, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from ..disk import checksums
+from ..disk.stored import is_of_c, is_of_sqlite
 
 Durability = Literal["full", "process"]
 
@@ -145,7 +145,7 @@ def _refuse_binding(_cursor: object, _number: int, value: object) -> NoReturn:
     """Refuse a value of a type that SQLite does not have. Called by apsw.
 
     Raises:
-        InvalidArgument: always. The TypeError that apsw would raise looks like that of a damaged row.
+        InvalidArgument: always. The TypeError that apsw would raise looks like one of the program's.
     """
     raise InvalidArgument(f"SQLite can't store a value of type {type(value).__name__}; nothing was changed")
 
@@ -215,30 +215,32 @@ def check_file(path: Path, shard: int, *, writing: bool) -> None:
         files.require_regular(file, found, writing=writing or part == "-shm", shard=shard)
 
 
-NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, RecursionError, TypeError)
-"""Errors of our own code on rows that it did not write: invalid UTF-8 or JSON, JSON that is nested too deeply, a missing row, a
-value of another type."""
+OF_PYTHON: Final = (OverflowError, UnicodeError)
+"""Python's own classes that apsw raises: for a number or a text that it cannot bind, and for a stored text that is not UTF-8.
 
-UNBINDABLE: Final = (OverflowError, UnicodeEncodeError)
-"""What apsw raises for a value that it cannot bind. It is unrelated to the file, so it never quarantines a shard.
-
-For a value of a type that SQLite does not have, apsw would raise TypeError, as for damaged rows: see `_refuse_binding`.
+For a value of a type that SQLite does not have, see `_refuse_binding`.
 """
 
 
 def translate(error: BaseException, shard: int, db: apsw.Connection | None = None) -> BaseException:
     """Return strictq's error for one of SQLite's, chosen by class and never by text. Return other errors unchanged.
 
+    Others are those of the program's code that ran inside a transaction, and of the interpreter. They never mean damage.
+
     Args:
         db: the open connection that raised it, which knows why a write failed.
     """
-    if isinstance(error, (*UNBINDABLE, apsw.BindingsError, apsw.TooBigError)):
+    if isinstance(error, OF_PYTHON) and not is_of_c(error):
+        return error
+    if isinstance(error, UnicodeDecodeError):
+        if not is_of_sqlite(error):
+            return error
+        return StoreCorrupt(f"it has text that is not UTF-8: {error}", shard=shard, cause=error)
+    if isinstance(error, (*OF_PYTHON, apsw.BindingsError, apsw.TooBigError)):
         return InvalidArgument(
             f"a value can't be bound to a statement: {error}; nothing was changed",
             hint=hints.CHECK_ARGUMENTS,
         )
-    if isinstance(error, NONSENSE):
-        return StoreCorrupt(f"its contents are invalid: {type(error).__name__}: {error}", shard=shard, cause=error)
     if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
         return error
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
@@ -278,6 +280,15 @@ def no_room(error: BaseException, db: apsw.Connection | None) -> str | None:
     if db is None or getattr(error, "extendedresult", 0) != apsw.SQLITE_IOERR_WRITE:
         return None
     return files.FULL.get(db.system_errno)
+
+
+def after_commit(error: Exception, shard: int) -> Exception:
+    """Return the error to raise for an exception that came once a COMMIT had begun: OutcomeUnknown for one of the program's."""
+    if isinstance(error, StrictqError):
+        return error
+    found = OutcomeUnknown(f"{type(error).__name__} was raised once the COMMIT had begun: {error}", shard=shard, cause=error)
+    found.__cause__ = error
+    return found
 
 
 def failed_sync(error: BaseException) -> bool:

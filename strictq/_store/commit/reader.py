@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import apsw
@@ -13,7 +12,7 @@ from ... import _files as files
 from ..._errors import StoreCorrupt
 from ..disk import checksums
 from .calls import bound
-from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, leak, translate
+from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
 from .writer import Host, Writer, in_read_transaction
 
 if TYPE_CHECKING:
@@ -76,7 +75,10 @@ class Reader:
         try:
             return in_read_transaction(db, shown)
         except BaseException:
-            shadows.forget()
+            try:
+                shadows.forget()
+            finally:
+                shadows.forget()
             raise
 
     def glance(self, look: Callable[[apsw.Connection], T]) -> T:
@@ -84,21 +86,48 @@ class Reader:
         if not self._writer.opened:
             self._writer.read(lambda _db: None)
         with self._lock:
-            self._writer.require()
             try:
-                return look(self._connection())
-            except OSError as e:
-                raise files.failure("it can't be read", e, self._shard) from e
-            except (apsw.Error, *NONSENSE, *UNBINDABLE) as e:
-                error = translate(e, self._shard)
-                if isinstance(error, StoreCorrupt):
-                    self._host.quarantine(self._shard, error)
-                raise error from e
+                return self._glanced(look)
+            except BaseException:
+                try:
+                    self._leave()
+                finally:
+                    self._leave()
+                raise
+
+    def _glanced(self, look: Callable[[apsw.Connection], T]) -> T:
+        self._writer.require()
+        try:
+            return look(self._connection())
+        except OSError as e:
+            raise files.failure("it can't be read", e, self._shard) from e
+        except (apsw.Error, *OF_PYTHON) as e:
+            error = translate(e, self._shard)
+            if error is e:
+                raise
+            if isinstance(error, StoreCorrupt):
+                self._host.quarantine(self._shard, error)
+            raise error from e
+
+    def _leave(self) -> None:
+        """End the read that an interrupt left open. See `Writer._leave`."""
+        db = self.db
+        if db is None:
+            return
+        try:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            reads = db.txn_state("main") != apsw.SQLITE_TXN_NONE
+        except apsw.Error:
+            reads = True
+        if reads:
+            self._close()
 
     def _connection(self) -> apsw.Connection:
         if self.db is None:
-            self.db = self._connect("process", cache_kib=READ_CACHE_KIB)
-            checksums.require(self.db, self._shard)
+            db = self._connect("process", cache_kib=READ_CACHE_KIB)
+            checksums.require(db, self._shard)
+            self.db = db
         elif self.db.in_transaction:
             self.db.execute("ROLLBACK")  # the previous read was interrupted
         return self.db
@@ -110,10 +139,15 @@ class Reader:
             self._close()
 
     def _close(self) -> None:
-        db, self.db = self.db, None
-        if db is not None:
-            with suppress(apsw.Error):
-                db.close()
+        db = self.db
+        if db is None:
+            return
+        try:
+            db.close()
+        except apsw.Error:
+            pass
+        finally:
+            self.db = None  # behind the close, so that an interrupt can't come between the two
 
     def quiesce(self) -> bool:
         """Wait for the running read and close the connection, before a fork. Return False if the read did not end in time."""

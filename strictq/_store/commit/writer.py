@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import apsw
@@ -33,10 +33,12 @@ from ..._errors import (
 from ..._observe import Observers, notify
 from ..._sql import CLAIM, SHARD
 from ..._types import Event
+from ..disk.stored import is_of_c
 from ..disk.wal_file import UNSYNCED_MAX
 from ..topology import Range
-from .calls import Call, Operation, is_mine, whoami
-from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, no_room, translate
+from .alone import Alone
+from .calls import Call, Operation, is_mine
+from .connection import BUSY_SECONDS, OF_PYTHON, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
 from .group_commit import Grouping
 from .tx import COUNTED, RARE, Totals, Tx
 
@@ -50,8 +52,8 @@ T = TypeVar("T")
 
 def in_read_transaction(db: apsw.Connection, look: Callable[[apsw.Connection], T]) -> T:
     """Run `look` on one snapshot of the database."""
-    db.execute("BEGIN")
     try:
+        db.execute("BEGIN")
         return look(db)
     finally:
         if db.in_transaction:  # an unreadable page ends it
@@ -94,7 +96,7 @@ CATCH_UP_MAX: Final = 2_000
 
 _UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
 """After these errors the page cache may differ from the disk."""
-_DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
+_DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
 """After these errors no call of a group is committed: the group fails as one."""
 
 
@@ -171,15 +173,13 @@ class Writer:
             if seconds is not None:
                 self._in_vain = True
             raise
-        if tx is not None:
-            if tx.wake:
-                self._host.wake()
-            if tx.events:
-                self._host.report(tx.events)
-            if tx.counts_before is not None:
-                self._report_counts(tx)
-        if began:
-            self._observers.timed("commit", began, self._shard)
+        try:
+            if tx is not None:
+                self._announce(tx)
+            if began:
+                self._observers.timed("commit", began, self._shard)
+        except Exception as e:
+            raise after_commit(e, self._shard)  # noqa: B904 - it has its cause
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[no-any-return]
@@ -238,6 +238,12 @@ class Writer:
             return done
         except apsw.Error as e:
             raise self._failed_directly(e) from e
+        except OF_PYTHON as e:
+            if is_of_c(e):
+                raise self._failed(e) from e  # a value could not be bound, so the statement did not run
+            raise after_commit(e, self._shard) if hot.unsure else e  # noqa: B904
+        except Exception as e:
+            raise after_commit(e, self._shard) if hot.unsure else e  # noqa: B904
         finally:
             if held and held[0]:
                 self._owner = 0
@@ -274,7 +280,7 @@ class Writer:
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection. For short reads only."""
-        return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *NONSENSE, *UNBINDABLE), seconds)
+        return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *OF_PYTHON), seconds)
 
     def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `work` on the writing connection with its lock held. `work` manages its own transactions.
@@ -288,44 +294,20 @@ class Writer:
                 self._sync_commits(db, True)
             return work(db)
 
-        return self._connected(synced, (apsw.Error, *UNBINDABLE), seconds)
+        return self._connected(synced, (apsw.Error, *OF_PYTHON), seconds)
 
-    @contextmanager
-    def alone(self) -> Iterator[Tx]:
-        """Hold a write transaction open for the block, for a program's own SQL. It never joins a group."""
-        self.require_outside()
-        began = time.monotonic() if self._observers.durations else 0.0
-        held: list[bool] = []
-        try:
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
-            self._taken(held, BUSY_SECONDS)
-            self._owner = whoami()
-            tx = self._begin()
-            try:
-                yield tx
-                self._require_ours(tx)
-                self._write_totals(tx)
-            except BaseException as e:
-                self._require_ours(tx)
-                raise self._undo(e) from None
-            self._end(tx)
-        finally:
-            if held and held[0]:
-                self._owner = 0
-                self._lock.release()
+    def _announce(self, tx: Tx) -> None:
+        """Report what a transaction did, after its COMMIT."""
         if tx.wake:
             self._host.wake()
         if tx.events:
             self._host.report(tx.events)
         if tx.counts_before is not None:
             self._report_counts(tx)
-        if began:
-            self._observers.timed("transaction", began, self._shard)
 
-    def _require_ours(self, tx: Tx) -> None:
-        """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""
-        if self._db is not tx.db:
-            raise ForkedProcess("the process forked inside an open transaction; nothing was changed", hint=hints.FORK_OUTSIDE)
+    def alone(self) -> Alone:
+        """Return a write transaction for a program's own SQL, which stays open. It never joins a group."""
+        return Alone(self)
 
     # ---- one transaction
 
@@ -339,6 +321,12 @@ class Writer:
             self._owner = threading.get_ident()
             self._lock_wait.seconds = call.seconds
             return self._commit([call])
+        except BaseException:
+            try:
+                self._leave(held)
+            finally:
+                self._leave(held)
+            raise
         finally:
             if held and held[0]:
                 self._owner = 0
@@ -355,11 +343,6 @@ class Writer:
                 for call in self._merged(tx, calls):
                     self._guarded(tx, call)
             self._write_totals(tx)
-        except (*NONSENSE, *UNBINDABLE) as e:
-            for call in calls:
-                call.unfinish()
-            self._undo(e)
-            raise self._failed(e) from e
         except BaseException as e:
             for call in calls:
                 call.unfinish()
@@ -368,15 +351,13 @@ class Writer:
             self._end(tx)
             for call in calls:
                 call.finished = True
-        except StoreError as e:
-            for call in calls:
-                call.finish(error=e)
-            raise
         except BaseException as e:
-            # Interrupted, perhaps after the COMMIT. The next leader may run again only what was certainly rolled back.
+            # Perhaps interrupted after the COMMIT. The next leader may run again only what was certainly rolled back.
             for call in calls:
                 if tx.committed:
                     call.finished = True
+                elif isinstance(e, StoreError):
+                    call.finish(error=e)
                 elif not tx.undone:
                     call.finish(error=OutcomeUnknown("the thread that committed was interrupted", shard=self._shard, cause=e))
             raise
@@ -471,6 +452,7 @@ class Writer:
 
     def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
         # SQLite applies the pragma when it prepares the statement: a cached statement would do nothing.
+        self.syncs = False  # also if this is interrupted: too many syncs are harmless
         db.execute("PRAGMA synchronous=FULL" if on else "PRAGMA synchronous=NORMAL", can_cache=False)
         self.syncs = on
 
@@ -546,11 +528,13 @@ class Writer:
                 # It comes from writing frames, before the commit frame is complete.
                 raise StoreFull(full, shard=self._shard, cause=e) from e
             raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
-        except BaseException:
+        except BaseException as e:
             # Interrupted before the COMMIT or after it; otherwise only an SQLite error ends the transaction.
             with suppress(apsw.Error):  # if a fork in a signal handler closed it, the outcome is unknown
                 tx.committed = not tx.db.in_transaction
             self._roll_back(tx)
+            if isinstance(e, Exception):
+                raise after_commit(e, self._shard)  # noqa: B904 - it has its cause
             raise
 
     def _roll_back(self, tx: Tx) -> None:
@@ -568,7 +552,25 @@ class Writer:
                 db.execute("ROLLBACK")
         except apsw.Error:
             self._distrust_connection()
-        return self._failed(error) if isinstance(error, apsw.Error) else error
+        return self._failed(error) if isinstance(error, (apsw.Error, *OF_PYTHON)) else error
+
+    def _leave(self, held: list[bool]) -> None:
+        """End the transaction, and the reads, that an error or an interrupt left open. A second call does nothing.
+
+        A cursor of an interrupted call lives as long as the exception. Its read transaction would keep the WAL from being
+        restarted, and be too old for the next write. Closing the connection ends it.
+        """
+        db = self._db
+        if db is None or not (held and held[0]):
+            return
+        try:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            reads = not self._in_memory and db.txn_state("main") != apsw.SQLITE_TXN_NONE
+        except apsw.Error:
+            reads = True
+        if reads:
+            self._distrust_connection()
 
     def distrust(self) -> None:
         """Drop the connection after a failed sync of the WAL.
@@ -632,10 +634,15 @@ class Writer:
         return self._db
 
     def _drop_connection(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            with suppress(apsw.Error):
-                db.close()
+        db = self._db
+        if db is None:
+            return
+        try:
+            db.close()
+        except apsw.Error:
+            pass
+        finally:
+            self._db = None  # behind the close, so that an interrupt can't come between the two
 
     def _distrust_connection(self) -> None:
         """Drop the connection after a failed read, write or sync: its page cache may differ from the disk.
@@ -699,7 +706,8 @@ class Writer:
     def _locked(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Run `work` with the lock held. `seconds` limits the wait for it, and the waits for other processes inside `work`.
 
-        This is not a context manager: the exit of one can be interrupted before it releases the lock.
+        This is not a context manager: the exit of one can be interrupted before it releases the lock. What must be done is done
+        twice where it takes a call of a function, because an interrupt can end the first call before its first step.
         """
         held: list[bool] = []
         if seconds is None:
@@ -708,6 +716,12 @@ class Writer:
             held += map(self._lock.acquire, _WAIT, (seconds,))
             self._taken(held, seconds)
             return work()
+        except BaseException:
+            try:
+                self._leave(held)
+            finally:
+                self._leave(held)
+            raise
         finally:
             if held and held[0]:
                 self._owner = 0
@@ -722,16 +736,23 @@ class Writer:
             leave: called with the connection after the last commit. Its failure changes nothing: the commits are in the WAL.
         """
         self._closed = True
-        held = not is_mine(self._owner) and self._lock.acquire(timeout=BUSY_SECONDS)
+        held: list[bool] = []
         try:
-            if leave is not None and held and self._db is not None:
+            if not is_mine(self._owner):
+                held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            if leave is not None and held and held[0] and self._db is not None:
                 leave(self._connection())
         except (apsw.Error, OSError, StrictqError) as e:
             self._note(e)
         finally:
-            self._drop_connection()
-            if held:
-                self._lock.release()
+            try:
+                try:
+                    self._drop_connection()
+                finally:
+                    self._drop_connection()
+            finally:
+                if held and held[0]:
+                    self._lock.release()
 
     # ---- forks (fork.py calls these)
 

@@ -26,7 +26,7 @@ import apsw
 from ... import _hints as hints
 from ..._errors import StoreCorrupt
 from ..._sql import SHARD
-from ..commit.connection import NONSENSE
+from ..commit.connection import OF_PYTHON
 from . import layout, wal_file
 from .pages import mended, right_child
 from .stored_pages import StoredPages
@@ -91,5 +91,5 @@ def _verified(db: apsw.Connection, problem: Callable[[apsw.Connection], str | No
         return problem(db)
     except StoreCorrupt as e:
         return str(e)
-    except (apsw.Error, *NONSENSE) as e:
+    except (apsw.Error, *OF_PYTHON) as e:
         return f"{type(e).__name__}: {e}"

@@ -65,9 +65,11 @@ class ReadyOrder:
         return None
 
     def _shift(self) -> HotLane:
-        """Remove the first lane from `_fifo`."""
-        self._fifo_at.popleft()
-        return self._fifo.popleft()
+        """Remove the first lane from `_fifo`. Without calls, which an interrupt could follow: `head` changes nothing else."""
+        lane = self._fifo[0]
+        del self._fifo_at[0]
+        del self._fifo[0]
+        return lane
 
     def take(self, room: int, most: int, now: int) -> tuple[list[HotLane], list[Sequence[Row]], int]:
         """Remove the next lanes from the order, with the first `most` messages of each.

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import apsw
+
 from ..._clock import QueueTime
+from ..disk.stored import json_of
 from .retries import span
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ def with_failure(stored: str | None, attempt: int, now: int, failure: AttemptFai
         return stored
     trace = failure.traceback
     entry = [attempt, now, _beginning(failure.error, ERROR_BYTES_MAX), trace and _end(trace, TRACEBACK_BYTES_MAX)]
-    entries: list[Any] = [*(json.loads(stored) if stored else ()), entry][-KEPT_MAX:]
+    entries: list[Any] = [*_entries(stored), entry][-KEPT_MAX:]
     while len(text := _json(entries)) > TOTAL_BYTES_MAX and len(entries) > 1:
         del entries[0]
     return text.decode()
@@ -72,7 +75,16 @@ def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:
         return ()
     from ..._findings import AttemptError
 
-    return tuple(AttemptError(attempt, time.to_wall(at), error, trace) for attempt, at, error, trace in json.loads(stored))
+    return tuple(AttemptError(attempt, time.to_wall(at), error, trace) for attempt, at, error, trace in _entries(stored))
+
+
+def _entries(stored: str | None) -> list[Any]:
+    if not stored:
+        return []
+    found = json_of(stored)
+    if not isinstance(found, list) or not all(isinstance(e, list) and len(e) == 4 and isinstance(e[1], int) for e in found):
+        raise apsw.CorruptError("the errors of a message are invalid")
+    return found
 
 
 def _json(entries: list[Any]) -> bytes:

@@ -18,6 +18,7 @@ from ..._sql import HANDOUT, LANES, SETTLE
 from ..bulk import packing
 from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, Totals, Tx
+from ..disk.stored import present
 from . import claim, history, lanes, retries, settle
 from .claim import Request
 from .leases import Held, Settlement
@@ -320,7 +321,7 @@ def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool)
         tx.run(LANES.delete_lease, (lane,))
         tx.report("lease_lost", key, holder.lo, holder.token, f"an operator ended the lease of {holder.consumer}")
         lease = holder = None
-    _, arrival, apart, stored = tx.run(SETTLE.rows_between, (lane, seq, seq)).get
+    _, arrival, apart, stored = present(tx.run(SETTLE.rows_between, (lane, seq, seq)).get, f"message {seq} of a lane")
     if reason is None:
         lanes.remove(tx, lane, [(seq, arrival, bool(apart))], history.End("acked", int(charged)))
         tx.count_acks(1)

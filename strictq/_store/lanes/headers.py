@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import apsw
 
 from ..._errors import StoreCorrupt
+from ..disk.stored import json_of
 
 
 def headers(text: str | None, shard: int) -> dict[str, str]:
@@ -16,8 +17,8 @@ def headers(text: str | None, shard: int) -> dict[str, str]:
     if not text:
         return {}
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        values = json_of(text)
+    except apsw.CorruptError as e:
         raise StoreCorrupt(f"the headers of a message can't be read: {e}", shard=shard, cause=e) from e
     if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
         raise StoreCorrupt("the headers of a message do not map text to text", shard=shard)

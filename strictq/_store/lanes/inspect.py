@@ -19,6 +19,7 @@ from ..._sql import HANDOUT, INSPECT, LANES, SHARD
 from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
+from ..disk.stored import present
 from ..topology import Range
 from . import failures
 from .headers import headers as stored_headers
@@ -340,7 +341,7 @@ def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyD
     best: list[tuple[float, int, int, int]] = []
     lane = 0
     while (lane := db.execute(INSPECT.next_lane, (lane,)).get or 0) > 0:
-        depth, sent_at = db.execute(INSPECT.depth_and_age, (lane,)).get
+        depth, sent_at = present(db.execute(INSPECT.depth_and_age, (lane,)).get, "a message of a lane")
         rank = depth if by == "depth" else now - sent_at
         entry = (rank, lane, depth, sent_at)
         if len(best) < n:

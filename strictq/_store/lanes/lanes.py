@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ..._keys import ASIDE, is_keyless
 from ..._sql import LANES, SEND, SETTLE, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
+from ..disk.stored import present
 from ..hot import cooling
 from . import failures, history, retries
 
@@ -89,7 +90,7 @@ def number(tx: Tx, key: bytes) -> int | None:
 
 
 def get(tx: Tx, lane: int) -> Lane:
-    return Lane._make(tx.run(LANES.get, (lane,)).get)
+    return Lane._make(present(tx.run(LANES.get, (lane,)).get, "the row of a lane"))
 
 
 def create(tx: Tx, key: bytes) -> int:
@@ -292,7 +293,7 @@ def remove_acked(tx: Tx, acks: Sequence[Acked], leases: str, rows: Sequence[tupl
 def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | None, starts: int) -> None:
     """Move a message to the dead letters, at its own seq."""
     tx.run(LANES.bury, (tx.now, kind, reason, starts, lane, seq))
-    row = tx.run(LANES.message, (lane, seq)).get
+    row = present(tx.run(LANES.message, (lane, seq)).get, f"message {seq} of a lane")
     remove(tx, lane, [(seq, row[1], False)], history.End(kind, starts - row[5]), keep_bodies=True)
     tx.totals.dead += 1
     tx.totals.dead_letters += 1
@@ -369,7 +370,7 @@ def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, stored: int, reason: s
 
 
 def _id_and_place(tx: Tx, lane: int, seq: int) -> tuple[int, bool]:
-    row = tx.run(LANES.message, (lane, seq)).get
+    row = present(tx.run(LANES.message, (lane, seq)).get, f"message {seq} of a lane")
     return row[1], row[-1] is None
 
 

@@ -6,8 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import apsw
+
 from ..._sql import LANES
 from ..commit.tx import Tx
+from ..disk.stored import json_of
 
 if TYPE_CHECKING:
     from .lanes import Lane
@@ -28,5 +31,7 @@ def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
     """Return whether the lane's last resolution did exactly this under this token."""
     if lane.done_token != token or lane.done_kind != kind or lane.done_lo is None or lane.done_hi is None:
         return False
-    missing: set[int] = set(json.loads(lane.done_gaps)) if lane.done_gaps else set()
+    missing = json_of(lane.done_gaps) if lane.done_gaps else []
+    if not isinstance(missing, list):
+        raise apsw.CorruptError("the last resolution of a lane is invalid")
     return all(lane.done_lo <= seq <= lane.done_hi and seq not in missing for seq in seqs)
