@@ -211,12 +211,13 @@ class Settling:
         self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait, said), DEFERRED)
 
     def defer_failed(
-        self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[AttemptFailure]
+        self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[AttemptFailure], *, began: bool = True
     ) -> list[StrictqError | None]:
         """Postpone failed messages of different leases without charging them, for a worker. One transaction per shard.
 
         Args:
             failures: the failure of each, to store.
+            began: False: their handlers were not called. The error says why they wait, and is not that of an attempt.
         Returns:
             For each message, None or the error.
         """
@@ -224,7 +225,7 @@ class Settling:
         said = {(self.own(d)._held.key, d.token): _failure(*failure) for d, failure in zip(given, failures, strict=True)}
 
         def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
-            return self._storage.defer_failed(shard, heads, wait, [said[head.key, head.token] for head in heads])
+            return self._storage.defer_failed(shard, heads, wait, [said[head.key, head.token] for head in heads], began=began)
 
         try:
             self._postpone(given, act, DEFERRED)

@@ -88,7 +88,7 @@ class DurationEstimate(Report):
 
 @attrs.frozen
 class OpenBreaker(Report):
-    """An open circuit breaker: the worker starts no handlers, because most of them failed. See Breaker.
+    """An open circuit breaker: the worker starts no handlers of a group, or none at all, because most failed. See Breaker.
 
     Attributes:
         consumer: the worker's consumer name, as shown by `explain`.
@@ -96,6 +96,7 @@ class OpenBreaker(Report):
         failures, ends: number of handlers that failed, and that ended, in its window when it opened.
         error: the newest failure, as text.
         probes: number of probes that failed since.
+        group: the group of keys that waits; None: all of the worker's messages wait.
     """
 
     consumer: str
@@ -104,6 +105,7 @@ class OpenBreaker(Report):
     ends: int
     error: str
     probes: int = 0
+    group: str | None = None
 
 
 @attrs.frozen

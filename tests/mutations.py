@@ -1131,8 +1131,22 @@ MUTATIONS = [
     Mutation(
         "one key alone does not open the breaker",
         "strictq/worker/breaker.py",
-        " and len(self._failures) > 1",
+        " and len(self.failures) > 1",
         "",
+        ("tests/worker/test_breaker.py",),
+    ),
+    Mutation(
+        "the outage of one group does not stop the others",
+        "strictq/worker/breaker.py",
+        "silent = now - self._succeeded_at >= seconds",
+        "silent = True",
+        ("tests/worker/test_breaker.py",),
+    ),
+    Mutation(
+        "messages of an open group do not start",
+        "strictq/worker/breaker.py",
+        "        return circuit is not None and (circuit.state == OPEN or circuit.probe is not job._lane)\n",
+        "        return False\n",
         ("tests/worker/test_breaker.py",),
     ),
     Mutation(

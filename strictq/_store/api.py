@@ -457,10 +457,13 @@ class Storage:
         return self._store.shards[shard].drain(bound(settle.defer, batches, delay, reason))
 
     def defer_failed(
-        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure]
+        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure], *, began: bool
     ) -> list[LeaseLost | None]:
-        """Do the same for messages that failed through no fault of their own, with what each attempt left."""
-        return self._store.shards[shard].drain(bound(settle.defer_failed, batches, delay, failed))
+        """Do the same for messages that failed through no fault of their own, with what each attempt left.
+
+        With `began` False, their handlers were not called: the error says why they wait.
+        """
+        return self._store.shards[shard].drain(bound(settle.defer_failed, batches, delay, failed, began))
 
     def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
         """Dead-letter a message of each lease with this error. The lane continues with the next message."""

@@ -27,7 +27,7 @@ except ImportError:  # pragma: no cover - Windows
 
 BYTES: Final = 4096
 """Every report is padded to this size, so that it is replaced by one write."""
-ERROR_MAX: Final = 500
+ERROR_MAX: Final = 400
 """The maximum length of an error, in characters. Each takes at most 6 bytes in JSON."""
 CONSUMER_MAX: Final = 100
 PREFIXES: Final[dict[type, str]] = {OpenBreaker: BREAKER, WorkerLoad: WORKER}
@@ -139,7 +139,7 @@ def _remove_dead(directory: Path, prefix: str) -> None:
 
 
 def _encoded(report: OpenBreaker | WorkerLoad) -> bytes:
-    values = attrs.asdict(report)
+    values = {name: value for name, value in attrs.asdict(report).items() if value is not None}
     values["consumer"] = report.consumer[:CONSUMER_MAX]
     if isinstance(report, OpenBreaker):
         values["error"] = report.error[:ERROR_MAX]
@@ -157,7 +157,9 @@ def _decoded(data: bytes, kind: type[R]) -> R | None:
 
 
 def _fits(value: object, type_: Any) -> bool:
-    """Return whether a value has the type of its field: str or a number."""
+    """Return whether a value has the type of its field: str, str or None, or a number."""
     if type_ in (str, "str"):
         return isinstance(value, str)
+    if type_ in (str | None, "str | None"):
+        return value is None or isinstance(value, str)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62

@@ -54,7 +54,7 @@ class Watched:
     "--age", type=Seconds(min=0.001), help="Fire when the oldest message that is next for its key is this many seconds old."
 )
 @click.option("--lag", type=Seconds(min=0.001), help="Fire when the replica lags by this many seconds.")
-@click.option("--breakers", type=click.IntRange(min=1), help="Fire at this many workers with an open circuit breaker.")
+@click.option("--breakers", type=click.IntRange(min=1), help="Fire at this many open circuit breakers of workers and groups.")
 @click.option("--nagios", is_flag=True, help="Print one line and exit as a Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.")
 @quiet_option
 @json_option

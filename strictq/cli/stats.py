@@ -204,8 +204,9 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
 def breaker_line(breaker: OpenBreaker) -> str:
     """Return an open circuit breaker as one line."""
     ago = span(max(time.time() - breaker.since, 0.0))
+    what = "" if breaker.group is None else f"group {printable(breaker.group)} "
     return (
-        f"worker {printable(breaker.consumer)} paused {ago} ago: {breaker.failures:,} of {breaker.ends:,} handlers failed, "
+        f"worker {printable(breaker.consumer)} paused {what}{ago} ago: {breaker.failures:,} of {breaker.ends:,} handlers failed, "
         f"{many(breaker.probes, 'failed probe')} since; last error: {short(breaker.error)}"
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from .breaker import CLOSED, Circuit
+from .breaker import CLOSED, Circuits
 from .estimates import Estimates
 from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
 from .limits import Limits
@@ -34,11 +34,11 @@ class BatchBoard(Board):
         limits: Limits,
         estimates: Estimates,
         job: type[Job] = Job,
-        circuit: Circuit | None = None,
+        circuits: Circuits | None = None,
         propagate: Sequence[str] = (),
         turns: Turns | None = None,
     ) -> None:
-        super().__init__(limits, estimates, job, circuit, propagate, turns)
+        super().__init__(limits, estimates, job, circuits, propagate, turns)
         self.groups: set[JobBatch] = set()
         self.ready_groups: deque[JobBatch] = deque()
         self.finished: list[JobBatch] = []
@@ -81,7 +81,7 @@ class BatchBoard(Board):
 
     @property
     def _probing(self) -> bool:
-        return self.circuit is not None and self.circuit.state != CLOSED
+        return self.circuits is not None and self.circuits.worker.state != CLOSED
 
     def _unstarted(self) -> Iterator[HeldLane]:
         """Yield the waiting lanes in order, and drop the others from the list."""

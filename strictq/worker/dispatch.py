@@ -74,13 +74,7 @@ class Handover:
             group.jobs, group.taken = known, False
             if known:
                 board.finished.append(group)
-                # One outcome for the breaker, because the batch is one call of the handler's dependency.
-                good = next((job for job in known if job._failure is None), None)
-                if good is not None:
-                    state.succeeded(good, now)
-                else:
-                    assert known[0]._failure is not None
-                    state.failed(known[0], now, known[0]._failure)
+                state.ended_batch(known, now, error)
         for job in late:
             job._undo()
             state.tell(
@@ -132,7 +126,7 @@ class Handover:
                     return True
                 else:
                     board.done.append(job)
-                    if board.circuit is not None:
+                    if board.circuits is not None:
                         state.succeeded(job, now)
                     if seconds < FAST_SECONDS and board.ready and state.fast:
                         return False  # the keeper wakes up by itself, or the last handler wakes it

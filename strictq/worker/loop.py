@@ -43,7 +43,7 @@ class Keeper:
         self._leases = Leases(state)
         self._buffer = Buffer(state, self._leases, refill)
         self._settling = Outcomes(state)
-        self.outage = Outage(state, self._buffer, refill.consumer)
+        self.outage = Outage(state, self._buffer, self._settling, refill.consumer)
         self._load = LoadReport(state, refill.consumer)
         self._drain = drain
         self._grace = grace_seconds
@@ -122,20 +122,25 @@ class Keeper:
         PROCESS.nudge(self._board)
         if state.learned and now >= self._save_at:
             self._save()
-        if self._drain and not worked and not self._stopping and board.idle and self._buffer.found_nothing is not None:
-            self._stopping = True
-            return 0.0
         if self._drain and not worked and not self._stopping and self.outage.skip(now):
+            return 0.0
+        if self._drain and not worked and not self._stopping and board.idle and self._is_drained():
+            self._stopping = True
             return 0.0
         if worked and board.idle:
             return 0.0  # poll immediately for messages that may have become ready
         return self._patience(due)
+
+    def _is_drained(self) -> bool:
+        return self._buffer.found_nothing is not None and not self.outage.waits
 
     def _work(self, now: float) -> bool:
         """Do the work that needs transactions. Return whether there was any."""
         buffer, settling = self._buffer, self._settling
         worked = settling.fail()
         self._note(now)
+        if not self._stopping:
+            worked |= self.outage.attend(now)
         flowing = not self._stopping and self.outage.over
         if flowing:
             buffer.share(now)
@@ -145,8 +150,6 @@ class Keeper:
                 worked |= buffer.take_in_joined(now)
             else:
                 worked |= buffer.refill(now)
-        elif not self._stopping:
-            worked |= self.outage.attend(now)
         worked |= settling.go_on()
         worked |= settling.finish()
         if flowing:
@@ -181,9 +184,8 @@ class Keeper:
                 times.append(now + GATHER_SECONDS)
             elif pending:
                 times.append(max(now, state.not_before))
-            if not self.outage.over:
-                times.append(self.outage.look_at(now))
-            elif self._buffer.is_low():
+            times.append(self.outage.look_at(now))
+            if self.outage.over and self._buffer.is_low():
                 times.append(self._buffer.look_at)
         if self._stop_at is not None:
             times.append(self._stop_at)

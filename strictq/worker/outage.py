@@ -1,9 +1,10 @@
-"""A worker's behaviour while its breaker is open: it holds no messages, reports the reason, and probes one message at a time."""
+"""A worker's behaviour while breakers are open: what waits is not held, the reason is reported, and messages are probed."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import StoreError
 from .._receiving import default_consumer
@@ -13,95 +14,170 @@ from .events import log
 from .state import State
 
 if TYPE_CHECKING:
-    from .breaker import Circuit, Opened
+    from .._keys import Key
+    from ..delivery import Delivery
+    from .breaker import Circuit, Circuits, Opened
     from .job import HeldLane
     from .prefetch import Buffer
+    from .settling import Outcomes
+
+NOTICES_MAX: Final = 50
+"""Number of open breakers that a worker reports to other processes. Each report keeps a file open."""
+CHOICE: Final = 16
+TRIES: Final = 4
+"""Numbers of messages among which a probe is chosen, and of tries to find one."""
+END_TOGETHER: Final = 100
+"""Number of delays ended in one step when a group closes."""
 
 
 class Outage:
-    """Handle an open breaker. Part of the keeper. Does nothing without a breaker, or while it is closed."""
+    """Handle open breakers. Part of the keeper. Does nothing without breakers, or while all are closed."""
 
-    def __init__(self, state: State, buffer: Buffer, consumer: str | None) -> None:
+    def __init__(self, state: State, buffer: Buffer, settling: Outcomes, consumer: str | None) -> None:
         self._state = state
         self._board = state.board
         self._buffer = buffer
+        self._settling = settling
         self._consumer = consumer
-        self._circuit: Circuit | None = state.board.circuit
-        self._notice = None if self._circuit is None else state.client.storage.notice(OpenBreaker)
-        self._reported: Opened | None = None
+        self._circuits: Circuits | None = state.board.circuits
+        self._reported: dict[Circuit, Opened] = {}
+        self._notices: dict[Circuit, Any] = {}
+        self._version = 0
         self._delays_to_end = False
-        self._probe: HeldLane | None = None
+        self._keys_to_end: deque[Key] = deque()
+        """The keys of closed groups, whose delays are ended in steps."""
+        self._groups_at = math.inf
+        """The breakers' time of the next probe of a group."""
 
     @property
     def over(self) -> bool:
-        """Whether the breaker is closed and its effects are cleared, so that the worker works normally."""
-        circuit = self._circuit
-        return circuit is None or (circuit.state == CLOSED and self._reported is None and not self._delays_to_end)
+        """Whether the worker's breaker is closed and its effects are cleared, so that the worker works normally."""
+        circuits = self._circuits
+        if circuits is None:
+            return True
+        return circuits.worker.state == CLOSED and circuits.worker not in self._reported and not self._delays_to_end
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages are known to wait for a group, or to be postponed until it is certain whether anything succeeds."""
+        if self._circuits is None:
+            return False
+        if self._state.outage_now(self._state.clock()) < self._circuits.doubt_until:
+            return True
+        return bool(self._keys_to_end) or any(c.waiting or c.failed for c in self._circuits.open.values())
 
     def attend(self, now: float) -> bool:
         """Do the pending work. Return whether there was any."""
-        circuit = self._circuit
-        assert circuit is not None
+        circuits = self._circuits
+        if circuits is None:
+            return False
+        if circuits.calm and circuits.version == self._version and not (self._delays_to_end or self._keys_to_end):
+            return False
+        at = self._state.outage_now(now)
         with self._board.lock:
-            if circuit.state == PROBING and (self._probe is None or not self._probe.alive):
-                circuit.unanswered(self._state.outage_now(now))
-            status, opened = circuit.state, circuit.opened
-        if opened is not self._reported:
-            self._report(opened, self._state.outage_now(now))
-        if status == CLOSED:
+            for circuit in (circuits.worker, *circuits.open.values()):
+                if circuit.state == PROBING and (circuit.probe is None or not circuit.probe.alive):
+                    circuits.unanswered(circuit, at)
+            changed = circuits.version != self._version
+            self._version = circuits.version
+            opened = {c: c.opened for c in (circuits.worker, *circuits.open.values()) if c.opened is not None} if changed else {}
+        if changed:
+            self._report(opened, at)
+        if circuits.worker.state != CLOSED:
+            return self._attend_worker(now, at)
+        if self._delays_to_end:
             return self._end_delays()
-        if status == OPEN:
-            self._give_back()
-            if self._state.outage_now(now) >= circuit.probe_at:
-                return self._start_probe(now)
-        return False
+        return self._attend_groups(now, at, changed=changed)
 
     def look_at(self, now: float) -> float:
         """Return the worker's clock at which there is work that no returning handler triggers."""
-        circuit = self._circuit
-        if circuit is None or circuit.state != OPEN:
-            return self._state.not_before if self._delays_to_end else math.inf
-        wait = circuit.probe_at - self._state.outage_now(now)
-        return now + wait if wait > 0 else max(self._buffer.look_at, self._state.not_before)
+        circuits, state = self._circuits, self._state
+        if circuits is None:
+            return math.inf
+        if circuits.worker.state == OPEN:
+            wait = circuits.worker.probe_at - state.outage_now(now)
+            return now + wait if wait > 0 else max(self._buffer.look_at, state.not_before)
+        if circuits.worker.state == PROBING:
+            return math.inf
+        if self._delays_to_end or self._keys_to_end:
+            return max(now, state.not_before)
+        return max(now + (self._next_at(state.outage_now(now)) - state.outage_now(now)), state.not_before)
+
+    def _next_at(self, at: float) -> float:
+        """Return the breakers' time at which a group is probed, or doubt ends."""
+        assert self._circuits is not None
+        return min(self._groups_at, self._circuits.doubt_until if self._circuits.doubt_until > at else math.inf)
 
     def skip(self, now: float) -> bool:
         """Move a test's clock to the next probe, if there is nothing else to do. Return whether it was moved."""
-        circuit, driver = self._circuit, self._state.driver
-        if circuit is None or driver is None or circuit.state != OPEN or not self._board.idle:
+        circuits, driver = self._circuits, self._state.driver
+        if circuits is None or driver is None or not self._board.idle or circuits.worker.state == PROBING:
             return False
-        wait = circuit.probe_at - self._state.outage_now(now)
-        if wait > 0:
-            driver.skip(wait)
-        return wait > 0
+        at = self._state.outage_now(now)
+        wait = (circuits.worker.probe_at if circuits.worker.state == OPEN else self._next_at(at)) - at
+        if not 0 < wait < math.inf:
+            return False
+        driver.skip(wait)
+        return True
 
     def report(self) -> OpenBreaker | None:
-        """Return the open breaker for `stats`; None if it is closed."""
-        opened = None if self._circuit is None else self._circuit.opened
-        return None if opened is None else self._shown(opened, self._state.outage_now(self._state.clock()))
+        """Return the open breaker for `stats`; None if all are closed."""
+        if self._circuits is None:
+            return None
+        with self._board.lock:
+            circuits = [self._circuits.worker, *self._circuits.open.values()]
+            found = next(((c, c.opened) for c in circuits if c.opened is not None), None)
+        return None if found is None else self._shown(*found, self._state.outage_now(self._state.clock()))
 
     def end(self) -> None:
-        """Remove the report when the worker ends."""
-        if self._notice is not None:
-            self._notice.remove()
+        """Remove the reports when the worker ends."""
+        for notice in self._notices.values():
+            notice.remove()
 
-    # ---- open
+    # ---- the worker's breaker
 
-    def _give_back(self) -> None:
-        """Release the messages leased ahead, so that other consumers can have them. No attempt is charged."""
-        with self._board.lock:
-            back = self._board.give_back()
-        self._state.release(back)
+    def _attend_worker(self, now: float, at: float) -> bool:
+        assert self._circuits is not None
+        if self._circuits.worker.state == OPEN:
+            # Release the messages leased ahead, so that other consumers can have them. No attempt is charged.
+            with self._board.lock:
+                back = self._board.give_back()
+            self._state.release(back)
+            if at >= self._circuits.worker.probe_at:
+                return self._start_probe(now)
+        return False
 
     def _start_probe(self, now: float) -> bool:
-        deliveries = self._buffer.lease_one(now)
-        if not deliveries:
-            return False
-        assert self._circuit is not None
-        with self._board.lock:
-            self._circuit.probe()
-        self._buffer.take_in(deliveries, now)
-        self._probe = self._board.lanes.get(deliveries[0].lease)
-        return True
+        """Lease a message of a key that has not failed, or else of any, and let it run."""
+        assert self._circuits is not None
+        worker = self._circuits.worker
+        for left in reversed(range(TRIES)):
+            deliveries = list(self._buffer.lease_heads(now, CHOICE))
+            if not deliveries:
+                return False
+            failed = [d for d in deliveries if d.lease._held.key in self._circuits.failed]
+            others = [d for d in deliveries if d not in failed]
+            chosen = next(iter(others), failed[0] if failed and not left else None)
+            self._state.client.settling.release_rest([d for d in others if d is not chosen])
+            self._defer([d for d in failed if d is not chosen])
+            if chosen is None:
+                continue
+            with self._board.lock:
+                if probes := worker.state == OPEN:  # unless a handler that ran before has succeeded meanwhile
+                    worker.start_probe()
+            self._buffer.take_in([chosen], now)
+            if probes:
+                worker.probe = self._board.lanes.get(chosen.lease)
+            return True
+        return False
+
+    def _defer(self, failed: list[Delivery]) -> None:
+        """Let messages that failed wait on, so that the next look finds others."""
+        assert self._circuits is not None
+        if failed:
+            said = [self._settling.waiting(self._circuits.worker)] * len(failed)
+            seconds = self._circuits.rules.probe_seconds_max
+            self._state.client.settling.defer_failed(failed, seconds, said, began=False)
 
     def _end_delays(self) -> bool:
         """Make messages that wait because of their failures due now, because the breaker closed."""
@@ -114,30 +190,114 @@ class Outage:
         self._buffer.look_again()
         return True
 
+    # ---- the groups' breakers
+
+    def _attend_groups(self, now: float, at: float, *, changed: bool) -> bool:
+        circuits, board = self._circuits, self._board
+        assert circuits is not None
+        worked = self._end_delays_of_closed()
+        if not circuits.open:
+            self._groups_at = math.inf
+            return worked
+        with board.lock:
+            fresh, board.fresh = board.fresh, []
+            lanes: list[HeldLane] = list(board.lanes.values()) if changed else fresh
+            back = board.withdraw(lanes, lambda job: not circuits.admits(job, at))
+        if back:
+            self._settling.withhold(back)
+            worked = True
+        if changed or back or at >= self._groups_at:
+            for circuit in list(circuits.open.values()):
+                if circuit.state == OPEN and at >= circuit.probe_at:
+                    worked |= self._pull_probe(circuit, now, at)
+            with board.lock:
+                due = [c.probe_at for c in circuits.open.values() if c.state == OPEN and (c.waiting or c.failed)]
+            self._groups_at = min(due, default=math.inf)
+        return worked
+
+    def _pull_probe(self, circuit: Circuit, now: float, at: float) -> bool:
+        """Lease a message that waits for this group, of a key that has not failed if there is one, and let it run."""
+        circuits, board = self._circuits, self._board
+        assert circuits is not None
+        for _ in range(TRIES):
+            with board.lock:
+                key = next(iter([*list(circuit.waiting)[:1], *list(circuit.failed)[:1]]), None)
+                if key is None:
+                    return False  # the next message that arrives is the probe
+                circuits.forget(circuit, [key])
+            if deliveries := self._buffer.lease_key(key):
+                self._buffer.take_in(deliveries, now)
+                with board.lock:
+                    lane = board.lanes.get(deliveries[0].lease)
+                    if lane is not None and lane.jobs and circuits.group_of(lane.jobs[0]) == circuit.group:
+                        circuit.start_probe(lane)  # only the keeper changes an open group
+                return True
+        with board.lock:
+            circuits.postpone_probe(circuit, at)
+        return False
+
+    def _end_delays_of_closed(self) -> bool:
+        """Make some messages of closed groups due now."""
+        some = [self._keys_to_end.popleft() for _ in range(min(END_TOGETHER, len(self._keys_to_end)))]
+        if not some:
+            return False
+        try:
+            self._state.queue._operations.end_failure_delays(some)
+        except StoreError as e:
+            self._keys_to_end.extend(some)
+            self._state.complain(e)
+            return False
+        self._buffer.look_again()
+        return True
+
     # ---- reports
 
-    def _shown(self, opened: Opened, now: float) -> OpenBreaker:
-        since = self._state.client.storage.clock.wall() / 1e6 - (now - opened.at)
+    def _shown(self, circuit: Circuit, opened: Opened, at: float) -> OpenBreaker:
+        since = self._state.client.storage.clock.wall() / 1e6 - (at - opened.at)
         consumer = self._consumer or default_consumer()
-        return OpenBreaker(consumer, since, opened.failures, opened.ends, opened.error, opened.probes)
+        return OpenBreaker(consumer, since, opened.failures, opened.ends, opened.error, opened.probes, circuit.group)
 
-    def _report(self, opened: Opened | None, now: float) -> None:
-        assert self._circuit is not None
-        assert self._notice is not None
+    def _report(self, opened: dict[Circuit, Opened], at: float) -> None:
         before, self._reported = self._reported, opened
-        if opened is None:
-            assert before is not None
-            self._notice.remove()
-            self._delays_to_end = True
-            text = f"a message succeeded after {now - before.at:.1f} s and {before.probes} failed tries; working again"
-            self._state.tell_of_breaker("breaker_closed", text)
-            return
-        if before is None:
+        for circuit, was in before.items():
+            if circuit not in opened:
+                self._report_closed(circuit, was, at)
+        for circuit, why in opened.items():
+            if circuit not in before:
+                self._report_opened(circuit, why)
+            if why is not before.get(circuit):
+                self._put(circuit, why, at)
+
+    def _report_opened(self, circuit: Circuit, why: Opened) -> None:
+        assert self._circuits is not None
+        if circuit.group is None:
             self._buffer.look_again()
-            seconds = self._circuit.rules.window_seconds
-            text = f"{opened.failures} of {opened.ends} handlers failed within {seconds:g} s; trying one message at a time"
-            self._state.tell_of_breaker("breaker_opened", f"{text}; the last error: {opened.error}")
+        whose = "" if circuit.group is None else f"group {circuit.group!r}: "
+        seconds = self._circuits.rules.window_seconds
+        text = f"{whose}{why.failures} of {why.ends} handlers failed within {seconds:g} s; trying one message at a time"
+        self._state.tell_of_breaker("breaker_opened", f"{text}; the last error: {why.error}")
+
+    def _report_closed(self, circuit: Circuit, was: Opened, at: float) -> None:
+        assert self._circuits is not None
+        if (notice := self._notices.pop(circuit, None)) is not None:
+            notice.remove()
+        if circuit.group is None:
+            self._delays_to_end = True
+        with self._board.lock:
+            waiting = [*circuit.waiting, *circuit.failed]
+            self._circuits.forget(circuit, waiting)
+        self._keys_to_end.extend(waiting)
+        whose = "" if circuit.group is None else f"group {circuit.group!r}: "
+        text = f"{whose}a message succeeded after {at - was.at:.1f} s and {was.probes} failed tries; working again"
+        self._state.tell_of_breaker("breaker_closed", text)
+
+    def _put(self, circuit: Circuit, why: Opened, at: float) -> None:
+        notice = self._notices.get(circuit)
+        if notice is None:
+            if len(self._notices) >= NOTICES_MAX and circuit.group is not None:
+                return
+            notice = self._notices[circuit] = self._state.client.storage.notice(OpenBreaker)
         try:
-            self._notice.put(self._shown(opened, now))
+            notice.put(self._shown(circuit, why, at))
         except (OSError, StoreError) as e:  # the report is for operators; the work does not depend on it
             log.warning("the open breaker could not be reported to other processes: %s", e)

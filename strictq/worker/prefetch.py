@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from .. import _validate as validate
 from .._errors import LeaseLost, PartialFailure, StoreError
 from .._keys import Key
 from .._store.api import NAME_BITS, Joined
@@ -130,9 +131,12 @@ class Buffer:
         deliveries, self._joined = self._joined, ()
         self._state.client.settling.release_rest(deliveries)
 
-    def lease_one(self, now: float) -> Sequence[Delivery]:
-        """Lease one message as a probe. If none is ready, end the delay of one that failed. The caller takes it in."""
-        deliveries = self._lease(now, 1, 1)
+    def lease_heads(self, now: float, most: int) -> Sequence[Delivery]:
+        """Lease the first messages of some keys, to choose a probe. If none is ready, end the delay of one that failed.
+
+        The caller takes them in.
+        """
+        deliveries = self._lease(now, most, 1)
         if deliveries or self.found_nothing is None:
             return deliveries
         try:
@@ -142,7 +146,18 @@ class Buffer:
             self._state.complain(e)
             return []
         self.look_again()
-        return self._lease(now, 1, 1)
+        return self._lease(now, most, 1)
+
+    def lease_key(self, key: Key) -> Sequence[Delivery]:
+        """Lease the first message of a key, and end its delay if a failure caused it. The caller takes it in."""
+        state = self._state
+        try:
+            state.queue._operations.end_failure_delays([key])
+            deliveries, _ = self._receive(self._request._replace(room=1, per_key=1, keys=validate.keys([key])))
+        except (StoreError, PartialFailure) as e:
+            state.complain(e)
+            return []
+        return deliveries
 
     def look_again(self) -> None:
         """Ask the queue again at the next occasion."""
@@ -164,22 +179,27 @@ class Buffer:
             self._storage.count_waiting(now - self._asked_at)
         self._asked_at = now
         request = self._request._replace(room=room, per_key=per_key)
-        receiving = state.queue._receiving
-        deliveries = receiving.batch(request)
         try:
-            soonest = receiving.receive_now(deliveries, request, wait_for_busy=False, joined=joined)
+            deliveries, soonest = self._receive(request, joined)
         except (StoreError, PartialFailure) as e:
             if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
                 raise  # no shard with these keys works
             state.complain(e)
             self.look_at = state.not_before
             return []
-        if deliveries and state.holder is not None:
-            state.holder.note(deliveries.tokens())
         state.works()
         self.look_at = now + self._storage.look_again(soonest)
         self.found_nothing = None if deliveries else seen
         return deliveries
+
+    def _receive(self, request: Any, joined: Joined | None = None) -> tuple[Sequence[Delivery], int | None]:
+        state = self._state
+        receiving = state.queue._receiving
+        deliveries = receiving.batch(request)
+        soonest = receiving.receive_now(deliveries, request, wait_for_busy=False, joined=joined)
+        if deliveries and state.holder is not None:
+            state.holder.note(deliveries.tokens())
+        return deliveries, soonest
 
     def take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Put leased messages on the board."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from .._errors import LeaseLost
 from ..delivery import Delivery, Lease
-from .breaker import OPEN, Circuit
+from .breaker import OPEN, Circuits
 from .estimates import Estimates
 from .forecast import Forecast
 from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, HeldLane, Job
@@ -37,18 +37,20 @@ class Board:
         limits: Limits,
         estimates: Estimates,
         job: type[Job] = Job,
-        circuit: Circuit | None = None,
+        circuits: Circuits | None = None,
         propagate: Sequence[str] = (),
         turns: Turns | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self.limits = limits
         self.estimates = estimates
-        self.circuit = circuit
+        self.circuits = circuits
         self.propagate = propagate
         """Names of the headers that sends of jobs inherit."""
         self.stopping = False
         self.lanes: dict[Lease, HeldLane] = {}
+        self.fresh: list[HeldLane] = []
+        """The lanes that got messages while a group's breaker was open, and were not examined yet."""
         self.selected: dict[HeldLane, None] = {}
         self.jobs = 0
         self.running: set[Job] = set()
@@ -84,7 +86,9 @@ class Board:
 
     def add(self, deliveries: Iterable[Delivery], offset: float) -> None:
         """Add leased messages. `offset` is this board's time minus queue time, seconds."""
-        permit = 0 if self.circuit is None else self.circuit.permit
+        circuits = self.circuits
+        permit = 0 if circuits is None else circuits.permit
+        is_open = circuits is not None and bool(circuits.open)
         new, lanes = self._job, self.lanes
         lease = lane = None
         for n, d in enumerate(deliveries, self.jobs + 1):
@@ -94,6 +98,8 @@ class Board:
                 if lane is None:
                     lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
                     (self.suspects if d._is_suspect else self._waiting).append(lane)
+                if is_open:
+                    self.fresh.append(lane)
             assert lane is not None
             job = new(d, lane)
             if permit:
@@ -137,8 +143,12 @@ class Board:
 
     @property
     def resting(self) -> bool:
-        """Whether no handler may be started: the worker stops, or its breaker is open."""
-        return self.stopping or (self.circuit is not None and self.circuit.state == OPEN)
+        """Whether no handler may be started: the worker stops, or its own breaker is open."""
+        return self.stopping or (self.circuits is not None and self.circuits.worker.state == OPEN)
+
+    def _is_blocked(self, job: Job) -> bool:
+        """Return whether a job may not start, because its group's breaker is open. The keeper gives it back."""
+        return self.circuits is not None and bool(self.circuits.open) and self.circuits.blocks(job)
 
     @property
     def idle(self) -> bool:
@@ -342,7 +352,7 @@ class Board:
         while ready and not self.resting:
             job = ready.popleft()
             lane = job._lane
-            if not lane.alive:
+            if not lane.alive or self._is_blocked(job):
                 continue
             if lane.until <= now:
                 self.expired.append(lane)
@@ -412,7 +422,7 @@ class Board:
         """Return the next job for a free prepare handler."""
         while self.to_prepare and not self.resting:
             job = self.to_prepare.popleft()
-            if job._lane.alive and job._stage == PREPARING:
+            if job._lane.alive and job._stage == PREPARING and not self._is_blocked(job):
                 if self.paused and job._lane is not self._turn:
                     self._unhold(job)
                     job._stage = BUFFERED
@@ -496,20 +506,31 @@ class Board:
 
     def give_back(self) -> list[Job]:
         """Drop every job without a running handler. Return, for each lane, the first dropped job; the later ones go with it."""
+        back = self._withdraw(list(self.lanes.values()), lambda _n, _job: True)
+        self.starting = []
+        self.ready.clear()
+        return back
+
+    def withdraw(self, lanes: Iterable[HeldLane], blocked: Callable[[Job], bool]) -> list[Job]:
+        """Do the same with the jobs of these lanes from the first blocked one on. A batch that is formed keeps its messages."""
+        return self._withdraw(lanes, lambda n, job: (n == 0 or job._stage < STARTING) and blocked(job))
+
+    def _withdraw(self, lanes: Iterable[HeldLane], goes: Callable[[int, Job], bool]) -> list[Job]:
         back: list[Job] = []
-        for lane in list(self.lanes.values()):
+        for lane in lanes:
+            if not lane.alive or not lane.jobs:
+                continue
             head = lane.jobs[0]
-            if head._stage == PREPARED and head._error is not None:
+            if head._stage == PREPARED and head._error is not None and goes(0, head):
                 self._begin(head)  # its prepare failed and it is the head, so it fails now
-            kept = next((n for n, job in enumerate(lane.jobs) if job._stage not in (RUNNING, SETTLING)), len(lane.jobs))
+            idle = ((n, job) for n, job in enumerate(lane.jobs) if job._stage not in (RUNNING, SETTLING))
+            kept = next((n for n, job in idle if goes(n, job)), len(lane.jobs))
             if not kept:
                 back.append(head)
                 self.leaving.update(self.drop(lane))
             elif kept < len(lane.jobs):
                 back.append(lane.jobs[kept])
                 self._cut(lane, kept)
-        self.starting = []
-        self.ready.clear()
         return back
 
     def _cut(self, lane: HeldLane, kept: int) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from .._errors import LeaseLost, PartialFailure, StoreError
 from .._store.api import AttemptFailure, Joined
 from .batches import BatchBoard
-from .breaker import CLOSED
+from .breaker import Circuit
 from .dispatch import commit
 from .events import kept_traceback, reason_of, where
 from .job import SETTLING, Defer, HeldLane, Job, JobBatch, Reject, Retry
 from .state import HOPELESS, State
 
+T = TypeVar("T")
 LEARNED_MAX = 64
 """Number of durations learned per round."""
 FATES: Final = {"dead_letter": "it is a dead letter now", "hold": "it is held", "drop": "it was dropped"}
@@ -24,7 +25,7 @@ NOTE_SECONDS: Final = 1.0
 """Interval at which the output of running handlers is stored, and the age from which it is."""
 POSTPONED_TOGETHER: Final = 64
 """Number of messages postponed in one transaction, which holds the write lock for some milliseconds."""
-UNCHARGED: Final = "no attempt was charged: the breaker is open"
+UNCHARGED: Final = "no attempt was charged: a breaker is open, or most handlers fail"
 
 
 def _reason(error: BaseException) -> str:
@@ -204,12 +205,14 @@ class Outcomes:
             failed, board.failed = board.failed, []
         # Of each lane, only the first failure counts. It takes the later messages with it.
         failed.sort(key=lambda each: each[0].seq)
-        for n, (job, error) in enumerate(failed):
-            if self._is_broken():
-                self._postpone(failed[n:])
-                break
-            if job._lane.alive:
+        spared: list[tuple[Job, BaseException]] = []
+        for job, error in failed:
+            if self._is_spared(job):
+                spared.append((job, error))
+            elif job._lane.alive:
                 self._settle_one(job, error)
+        if spared:
+            self._postpone(spared)
         return bool(failed)
 
     def note(self, now: float) -> None:
@@ -227,12 +230,16 @@ class Outcomes:
                 self._noted.clear()
                 self._state.complain(e)
 
-    def _is_broken(self) -> bool:
-        """Return whether the breaker is not closed, so that no failure is charged to its message."""
-        return self._board.circuit is not None and self._board.circuit.state != CLOSED
+    def _is_spared(self, job: Job) -> bool:
+        """Return whether a breaker is open, so that the failure is not charged to its message."""
+        circuits, state = self._board.circuits, self._state
+        if circuits is None:
+            return False
+        with self._board.lock:
+            return circuits.spares(job, state.outage_now(state.clock()))
 
     def _postpone(self, failed: Sequence[tuple[Job, BaseException]]) -> None:
-        """Settle the failures while the breaker is open: uncharged, and together, so that an outage takes few transactions."""
+        """Settle the failures while a breaker is open: uncharged, and together, so that an outage takes few transactions."""
         together: list[tuple[Job, Exception]] = []
         for job, error in failed:
             asked = isinstance(error, Retry) and error.delay is not None
@@ -242,19 +249,55 @@ class Outcomes:
                 self._settle_one(job, error)
             else:
                 together.append((job, error))
-        for start in range(0, len(together), POSTPONED_TOGETHER):
-            self._postpone_some(together[start : start + POSTPONED_TOGETHER])
+        for wait, some in self._portions(together, lambda each: each[0], failed=True):
+            self._postpone_some(wait, some)
 
-    def _postpone_some(self, some: Sequence[tuple[Job, Exception]]) -> None:
-        assert self._board.circuit is not None
+    def _portions(self, all_of_them: Sequence[T], job_of: Callable[[T], Job], *, failed: bool) -> Iterator[tuple[float, list[T]]]:
+        """Yield what waits equally long, POSTPONED_TOGETHER at a time, with the seconds. The breakers remember its keys."""
+        circuits = self._board.circuits
+        assert circuits is not None
+        by_wait: dict[float, list[T]] = {}
+        with self._board.lock:
+            for each in all_of_them:
+                circuits.withhold(job_of(each), failed=failed)
+                by_wait.setdefault(circuits.wait(job_of(each)), []).append(each)
+        for wait, some in by_wait.items():
+            for start in range(0, len(some), POSTPONED_TOGETHER):
+                yield wait, some[start : start + POSTPONED_TOGETHER]
+
+    @staticmethod
+    def waiting(circuit: Circuit | None) -> AttemptFailure:
+        """Return why a message that was not begun waits."""
+        opened = None if circuit is None else circuit.opened
+        whose = "the worker" if circuit is None or circuit.group is None else f"the group {circuit.group!r}"
+        return AttemptFailure(f"it waits because handlers of {whose} fail: {'' if opened is None else opened.error}")
+
+    def withhold(self, jobs: Sequence[Job]) -> None:
+        """Postpone messages of open groups that were leased and not begun, and are not on the board. No attempt is charged."""
+        circuits = self._board.circuits
+        assert circuits is not None
+        for wait, some in self._portions(jobs, lambda job: job, failed=False):
+            with self._board.lock:
+                why = [self.waiting(circuits.withhold(job, failed=False)) for job in some]
+            results = self._client.settling.defer_failed([job._delivery for job in some], wait, why, began=False)
+            for job, reason, trouble in zip(some, why, results, strict=True):
+                if trouble is None:
+                    self._state.deferred += 1
+                    if self._state.loud:
+                        self._state.tell("deferred", job, detail=reason.error or "", wait_seconds=wait)
+                elif not isinstance(trouble, (LeaseLost, *HOPELESS)):
+                    self._client.settling.release_rest([job._delivery])
+                    self._state.complain(trouble)
+
+    def _postpone_some(self, wait: float, some: Sequence[tuple[Job, Exception]]) -> None:
         results = self._client.settling.defer_failed(
             [job._delivery for job, _ in some],
-            self._board.circuit.rules.probe_seconds_max,
+            wait,
             [AttemptFailure(_reason(error), job._said, kept_traceback(error)) for job, error in some],
         )
         for (job, error), trouble in zip(some, results, strict=True):
             if trouble is None:
-                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", self._board.circuit.rules.probe_seconds_max)
+                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", wait)
             elif isinstance(trouble, (LeaseLost, *HOPELESS)):
                 self._state.lose(job._lane, trouble)
             else:
@@ -292,7 +335,7 @@ class Outcomes:
                 self._deferred(job, str(error), error.delay_seconds)
                 return
             asked = error.delay if isinstance(error, Retry) else None
-            if asked is not None and self._is_broken():
+            if asked is not None and self._is_spared(job):
                 d.defer(asked)
                 self._deferred(job, f"{_reason(error)}; {UNCHARGED}", asked)
                 return

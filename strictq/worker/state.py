@@ -166,19 +166,39 @@ class State:
 
     def succeeded(self, job: Job, now: float) -> None:
         """Report a success to the breaker. Requires the board's lock."""
-        if self.board.circuit is not None:
-            self.board.circuit.succeeded(job._permit, self.outage_now(now))
+        if self.board.circuits is not None:
+            self.board.circuits.succeeded(job, self.outage_now(now))
 
     def failed(self, job: Job, now: float, error: BaseException) -> None:
         """Report a failure to the breaker. Requires the board's lock.
 
         Rejected, deferred and lost messages, and handlers interrupted by a stop, say nothing about a dependency.
         """
-        circuit = self.board.circuit
-        if circuit is None or self.board.stopping or not isinstance(error, Exception):
+        if self.board.circuits is not None and self._counts(error):
+            self.board.circuits.failed_handler(job, self.outage_now(now), reason_of(error))
+
+    def ended_batch(self, jobs: list[Job], now: float, error: BaseException | None) -> None:
+        """Report a batch to the breakers: one outcome for each group. Requires the board's lock."""
+        circuits = self.board.circuits
+        if circuits is None:
             return
-        if not isinstance(error, Reject | Defer | LeaseLost):
-            circuit.failed(job._permit, self.outage_now(now), reason_of(error), job._delivery.lease._held.key)
+        groups: dict[Any, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(circuits.identity(job), []).append(job)
+        if error is not None and len(groups) > 1:
+            if self._counts(error):
+                circuits.failed_together(jobs, self.outage_now(now), reason_of(error))
+            return
+        for members in groups.values():
+            good = next((job for job in members if job._failure is None), None)
+            if good is not None:
+                self.succeeded(good, now)
+            else:
+                assert members[0]._failure is not None
+                self.failed(members[0], now, members[0]._failure)
+
+    def _counts(self, error: BaseException) -> bool:
+        return not self.board.stopping and isinstance(error, Exception) and not isinstance(error, Reject | Defer | LeaseLost)
 
     def release(self, back: list[Job]) -> None:
         """Release these jobs and all later ones of their lanes, as if they had never been leased."""

@@ -26,7 +26,7 @@ from .._views import Report
 from ..queue import Queue
 from . import threads, turns
 from .batches import BatchBoard
-from .breaker import Breaker, Circuit
+from .breaker import Breaker, Circuits
 from .dispatch import Handover
 from .estimates import Estimates
 from .job import AsyncJob, Job
@@ -52,8 +52,8 @@ class WorkerStats(Report):
 
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
-        deferred: messages that were postponed with no attempt charged: by Defer, or because they failed while the breaker was
-            open.
+        deferred: messages that were postponed with no attempt charged: by Defer, because they failed while a breaker was open,
+            or because the breaker of their group is.
         poison: messages that were out of attempts, so that `on_poison` took effect; included in `retried`.
         running, preparing, prepared, buffered: current numbers of messages. Prepared ones wait for their turn; buffered ones
             are not prepared yet.
@@ -63,7 +63,8 @@ class WorkerStats(Report):
         prepare, process: the learned durations.
         busy_ratio: fraction of the run in which slots ran process handlers, 0 to 1. Near 1, more concurrency or workers may
             help; near 0, the worker mostly waits for messages.
-        breaker: the open circuit breaker; None if it is closed.
+        breaker: the open circuit breaker that concerns most messages: the worker's, or that of the group that opened first;
+            None if all are closed.
     """
 
     acked: int
@@ -92,8 +93,8 @@ class Worker:
     `process(job)` is called for message n+1 of a key after message n is acked. `prepare(job)` is optional and may run ahead of
     that; it starts as late as possible to be ready in time, and its return value is `job.prepared`. Both may be plain
     functions, which run in threads, or `async def`, which run in the event loop. If the handler returns, the message is acked,
-    together with the job's effects. If it raises, the message is retried; see Retry, Defer and Reject. While most handlers
-    fail, the worker tries one message at a time and charges no attempts; see Breaker.
+    together with the job's effects. If it raises, the message is retried; see Retry, Defer and Reject. While most handlers of a
+    group of keys fail, the worker tries one of its messages at a time and charges no attempts; see Breaker.
 
     Any number of workers, in one or several processes, may work on one queue. `consumer` is a label, and need not be unique.
     A worker runs once.
@@ -164,8 +165,8 @@ class Worker:
             consumer: the consumer's name, shown by explain; None: host and process id.
             propagate: names of headers that `job.send` copies from the job's message, unless they are passed, such as a
                 request's id.
-            breaker: when to pause because most handlers fail, as during an outage. None: never. A run with `drain` has a breaker
-                only if it is passed: by default it leaves failed messages to their retry.
+            breaker: when to pause, for each group of keys, because most handlers fail, as during an outage. None: never. A run
+                with `drain` has a breaker only if it is passed: by default it leaves failed messages to their retry.
             on_event: called with a WorkerEvent at every change of a job's state.
         Raises:
             InvalidArgument: an argument is invalid; nothing was changed.
@@ -244,11 +245,11 @@ class Worker:
             batch_max=batch_max if batches else 0,
             batch_wait=batch_wait,
         )
-        circuit = None if breaker is None else Circuit(breaker)
+        circuits = None if breaker is None else Circuits(breaker)
         self._breaker_given = breaker is not DEFAULT_BREAKER
         self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
         self._board = (BatchBoard if batches else Board)(
-            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit, propagate, turns.PROCESS
+            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuits, propagate, turns.PROCESS
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
@@ -362,7 +363,7 @@ class Worker:
         self._estimates.load(self._queue._operations.estimates())
         self._estimates.take_defaults(self._queue.config)
         if drain and not self._breaker_given:
-            self._board.circuit = None  # otherwise a handler that always fails would keep the run from ending
+            self._board.circuits = None  # otherwise a handler that always fails would keep the run from ending
         if drain and isinstance(self._board, BatchBoard):
             self._board.wait = 0.0  # a draining run has no more messages to wait for
         state = State(self._queue, self._board, self._estimates, on_event=self._on_event, driver=self._driver)

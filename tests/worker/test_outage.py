@@ -394,3 +394,81 @@ def test_many_delays_end_in_steps_over_all_shards(make: Make) -> None:
         received += len(found)
     assert received == 1000
     assert q.check() == []
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "batch"])
+def test_one_tenants_outage_stops_that_tenants_messages_only(make: Make, kind: str) -> None:
+    q = make(shards=2)
+    down, done, events = threading.Event(), list[tuple[Any, int]](), list[WorkerEvent]()
+    down.set()
+
+    def process(job: Job) -> None:
+        if down.is_set() and str(job.key).startswith("down/"):
+            raise DependencyDown("connection refused")
+        done.append((job.key, job.seq))
+
+    async def process_async(job: Job) -> None:
+        process(job)
+
+    def process_batch(jobs: list[Job]) -> None:
+        for job in jobs:
+            try:
+                process(job)
+            except DependencyDown as e:
+                job.fail(e)
+
+    options: dict[str, Any] = {"process_batch": process_batch} if kind == "batch" else {}
+    handler = {"plain": process, "async": process_async, "batch": None}[kind]
+    rules = Breaker(probe_seconds=0.05, probe_seconds_max=0.2, starts_min=5)
+    worker = Worker(q, handler, breaker=rules, on_event=events.append, **options)
+    q.send_many([strictq.Message(b"x", key=f"down/{n}") for _ in range(4) for n in range(60)])
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until(lambda: any(b.group == "down" for b in q.stats().breakers))
+        for n in range(30):
+            q.send(b"x", key=f"well-{n}/a")
+        wait_until(lambda: q.stats().acks == 30)
+        (shown,) = q.stats().breakers
+        assert (shown.group, shown.error) == ("down", "DependencyDown: connection refused")
+        assert worker.stats().breaker is not None
+        explained = q.explain("down/59")
+        assert explained.attempts <= 1
+        down.clear()
+        wait_until(lambda: q.stats().depth == 0)
+        wait_until(lambda: q.stats().breakers == ())
+    finally:
+        worker.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert q.stats().dead == 0
+    for n in range(60):
+        assert [seq for key, seq in done if key == f"down/{n}"] == [1, 2, 3, 4]
+    told = [e.detail for e in events if e.kind.startswith("breaker")]
+    assert all(text.startswith("group 'down': ") for text in told)
+    assert q.check() == []
+
+
+def test_a_message_that_waits_for_its_group_is_charged_nothing_and_says_why(make: Make) -> None:
+    q = make()
+    events: list[WorkerEvent] = []
+
+    def process(job: Job) -> None:
+        raise DependencyDown("connection refused")
+
+    worker = Worker(q, process, breaker=Breaker(probe_seconds=3600.0, probe_seconds_max=3600.0), on_event=events.append)
+    send_all = [strictq.Message(b"x", key=f"down/{n}") for n in range(100)]
+    q.send_many(send_all)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until(lambda: q.stats().delayed == 100)
+    finally:
+        worker.stop()
+        thread.join(PATIENCE_SECONDS)
+    begun = {e.key for e in events if e.kind == "processing"}
+    waiting = [f"down/{n}" for n in range(100) if f"down/{n}" not in begun]
+    assert len(waiting) > 50
+    for key in waiting:
+        status = q.status(key, 1)
+        assert (status.attempts, status.errors) == (0, ())
+        assert status.last_error == "it waits because handlers of the group 'down' fail: DependencyDown: connection refused"

@@ -323,16 +323,21 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFai
 
 def defer(tx: Tx, batches: Sequence[Settlement], delay: int, reason: str | None) -> list[LeaseLost | None]:
     """Give back each batch's one message and everything later that its lease holds, without charging an attempt."""
-    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, AttemptFailure(reason), failed=False))
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, AttemptFailure(reason), failed=False, began=False))
 
 
-def defer_failed(tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[AttemptFailure]) -> list[LeaseLost | None]:
-    """Do the same for messages that failed through no fault of their own. `sweeps.end_failure_delays` may end their delays."""
+def defer_failed(
+    tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[AttemptFailure], began: bool
+) -> list[LeaseLost | None]:
+    """Do the same for messages that failed through no fault of their own, or that wait with such ones and did not begin.
+
+    `sweeps.end_failure_delays` may end their delays.
+    """
     left = iter(failures)
-    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left), failed=True))
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left), failed=True, began=began))
 
 
-def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, *, failed: bool) -> None:
+def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, *, failed: bool, began: bool) -> None:
     # Recorded as a nack: both give back the same messages, and a retried call must find the same record.
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
@@ -340,7 +345,7 @@ def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, 
     seq = batch.seqs[0]
     due = lanes.due_after(tx, delay, failed=failed)
     rows = tx.run(SETTLE.rows_between, (batch.lane, seq, lease.hi)).fetchall()
-    if failed:
+    if began:
         _note_failure(tx, batch.lane, seq, due, retries.starts(rows[0][3]) + 1, failure)
     else:  # not an attempt's error: only the reason why it waits
         tx.run(LANES.set_due, (due, failure.error, None, None, batch.lane, seq))
