@@ -100,7 +100,7 @@ def stress(seed: int, place: Path) -> Numbers:
 def _processes(seed: int, place: Path, work: Callable[[Campaign], None]) -> Numbers:
     level, shards = KINDS[seed % len(KINDS)]
     directory = fresh(place)
-    it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed)
+    it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed, witnessed=True)
     try:
         it.create()
         work(it)

@@ -44,7 +44,7 @@ def test_campaign(shards: int, durability: Literal["full", "process"], tmp_path:
         # A queue of its own every while: histories are checked in memory.
         directory = tmp_path / str(number)
         directory.mkdir()
-        campaign = Campaign(directory, shards, durability, threads=2 if shards == 4 else 1, seed=SEED + number)
+        campaign = Campaign(directory, shards, durability, threads=2 if shards == 4 else 1, seed=SEED + number, witnessed=True)
         try:
             campaign.create()
             campaign.disturb(processes=2 if SECONDS < 10 else 4, seconds=min(20.0, end - time.monotonic()))

@@ -18,7 +18,7 @@ from tests.support.stress_worker import Stress
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Iterator[Campaign]:
-    campaign = Campaign(tmp_path, threads=3)
+    campaign = Campaign(tmp_path, threads=3, witnessed=True)
     yield campaign
     campaign.abandon()
 

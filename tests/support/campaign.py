@@ -62,6 +62,8 @@ class Campaign:
     kills: int = 0
     stops: int = 0
     expected: set[str] = attrs.Factory(EXPECTED.copy)
+    witnessed: bool = False
+    """Whether another process opens a copy of the queue after each fold. A copy of a replicated queue would be shipped."""
     _started: int = 0
 
     @property
@@ -91,6 +93,8 @@ class Campaign:
             "durability": self.durability,
             "lease": self.lease,
         }
+        if self.witnessed:
+            arguments["witness"] = self.directory
         flags = [part for name, value in (arguments | options).items() for part in (f"--{name}", value)]
         with (self.directory / f"worker-{self._started}.log").open("wb") as log:
             worker = spawn("stress_worker", self.queue, self.histories, *flags, stdout=log, stderr=log)

@@ -14,14 +14,16 @@ import random
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import strictq
 from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable
 from tests.support.history import Recorder
+from tests.support.hot import narrow
 from tests.support.recorded import Recorded
+from tests.support.witness import Witness
 
 KEYS: list[Any] = [*(f"lane-{i}" for i in range(12)), *range(4), *(b"\x00lane\xff%d" % i for i in range(4))]
 HANDLED = "lane-handled-at-once"
@@ -189,13 +191,18 @@ def main() -> None:
     parser.add_argument("--durability", default=None)
     parser.add_argument("--lease", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=None, help="stop by itself after so many a thread")
+    parser.add_argument("--witness", type=Path, default=None, help="where another process opens a copy after each fold")
     options = parser.parse_args()
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     recorder = Recorder(options.history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     failures: list[BaseException] = []
-    with strictq.open(options.queue, durability=options.durability, create=False) as queue:
+    with ExitStack() as stack:
+        stack.enter_context(narrow(200, step=20, events=1_000))
+        queue = stack.enter_context(strictq.open(options.queue, durability=options.durability, create=False))
+        other = stack.enter_context(closing(Witness(options.witness))) if options.witness else None
+        watching = threading.Lock()
         recorded = Recorded(queue, recorder)
 
         def run(seed: int) -> None:
@@ -205,6 +212,11 @@ def main() -> None:
                 while not stop.is_set() and (options.steps is None or done < options.steps):
                     stress.step()
                     done += 1
+                    if other is not None and watching.acquire(blocking=False):
+                        try:
+                            other.watch(queue)
+                        finally:
+                            watching.release()
             except BaseException as e:
                 failures.append(e)
                 stop.set()

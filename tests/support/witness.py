@@ -32,7 +32,7 @@ from strictq._store.shard import Shard
 from strictq._store.upkeep import Upkeep
 from strictq.testing import FakeClock
 from tests.support.hot import cut_to, ready, require_memories, state
-from tests.support.internals import connected, shard_of, store_of
+from tests.support.internals import connected, store_of
 from tests.support.powercut_campaign import fast_directory
 from tests.support.running import ROOT
 
@@ -116,15 +116,21 @@ def copied(q: Queue, to: Path) -> list[str]:
         if not file.name.startswith(("shard-", layout.RESERVE)):
             shutil.copyfile(file, to / file.name)
 
-    def copy(tx: Tx, name: str) -> str:
+    def copy(tx: Tx, name: str) -> str | None:
+        if tx.db.total_changes() != tx.changes_before:
+            return None  # memory has what other calls of the same transaction changed, and the files do not
         for suffix in ("", "-wal"):  # in this order: a checkpoint in between copies from the WAL to the file
             file = Path(q.path) / f"{name}{suffix}"
             if file.exists():
                 shutil.copyfile(file, to / file.name)
         return told(tx.hot) if tx.hot is not None else ""
 
-    shards = store_of(q).shards
-    return [shard_of(q, n).run(bound(copy, layout.shard_file(n))) for n in range(len(shards))]
+    found: list[str] = []
+    for shard in store_of(q).shards:
+        while (known := shard.run(bound(copy, layout.shard_file(shard.number)))) is None:
+            pass
+        found.append(known)
+    return found
 
 
 @contextmanager
@@ -167,7 +173,7 @@ def opened(path: Path, now: tuple[int, int, int] | None) -> list[str]:
     if now is not None:
         clock = FakeClock()
         clock._wall, clock._boot, clock._boots = now
-    with strictq.open(path, durability="process", clock=clock) as q:
+    with strictq.open(path, clock=clock) as q:
         wrong = [s.quarantined for s in q.stats().shards if s.quarantined is not None]
         assert not wrong, wrong
         require_sound(q)
