@@ -30,14 +30,16 @@ def exit_of(leave: Exit, end: Callable[[], None]) -> Exit:
 
 
 def _wait(leave: Exit, end: Callable[[], None]) -> Generator[int, object, None]:
-    got: list[object] = []
     try:
-        while len(got) < 4:
-            got.append((yield len(got)))
-        leave(*got[1:])  # type: ignore[arg-type]
+        # No loop: CPython 3.12 leaves its jump backward, which checks for signals, out of the `try`.
+        yield 0
+        kind = yield 1
+        error = yield 2
+        trace = yield 3
+        leave(kind, error, trace)  # type: ignore[arg-type]
     finally:
         try:
             end()
         finally:
             end()  # an interrupt can end the first call before its first step
-    yield len(got)
+    yield 4
