@@ -358,6 +358,20 @@ OWN_JOB: Final = Coded(
 TWO_WRITES: Final = Coded(
     "two_writes", "give each write of a batch a job id of its own that ends with the batch's number, such as good-7 and bad-7"
 )
+CONSUMER_IN_QUERY: Final = Coded(
+    "consumer_in_query",
+    "stop the other query, or use another consumer name; a query that reads its stream twice, as a self-join or a union does, "
+    "must do that in foreachBatch, where the batch can be used several times",
+)
+EXECUTORS_AS_OWNER: Final = Coded(
+    "executors_as_owner",
+    "run executors as the owner of the queue's directory, or let them read through strictq.spark.serve",
+)
+CLASSIC_SESSION: Final = Coded(
+    "classic_session",
+    "run it in the driver program, with a session of SparkSession.builder.master(...); or read the queue as a stream, or use a "
+    "Worker",
+)
 SAME_KEY_TYPE: Final = Coded(
     "same_key_type",
     "restart the query with the previous keyType until that batch is done; then stop it and change keyType",

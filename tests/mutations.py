@@ -872,6 +872,20 @@ MUTATIONS = [
         ("tests/spark/test_fleet.py",),
     ),
     Mutation(
+        "a queue that another one replaced under its query",
+        "strictq/spark/source.py",
+        "        if not self.is_in_place():\n",
+        "        if False:\n",
+        ("tests/spark/test_reader.py",),
+    ),
+    _store(
+        "the logs of hot lanes in a table of a read-only queue",
+        "bulk/scan.py",
+        "    return attrs.evolve(shard.look(look, hot=hot), hot=hot)\n",
+        "    return shard.look(look, hot=hot)\n",
+        "tests/spark/test_reader.py",
+    ),
+    Mutation(
         "an ack of a batch that was never received",
         "strictq/_handouts.py",
         "        if not 0 <= upto <= last:\n",

@@ -123,7 +123,7 @@ NO_COMMAND: Final = frozenset(
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed
     option_no_files option_parse_bodies filter_keys local_path on_disk one_path
     path_or_paths paths_list paths_pattern no_match queue_back fail_on_missing one_queue_option fleet_checkpoint one_copy
-    body_column leave_column_out insert_job
+    body_column leave_column_out insert_job consumer_in_query executors_as_owner classic_session
     """.split()  # noqa: SIM905
 )
 """Codes of hints that name Python calls in parts of the library that no command uses."""

@@ -38,9 +38,11 @@ def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> Non
     Raises:
         ConfigError: it is missing, has another version, or lacks a package; nothing was changed.
     """
-    context: Any = getattr(spark, "_sc", None)
-    if context is None or (local_only and not str(context.master).startswith("local")):
-        return  # Spark Connect has no context: its server starts the processes
+    if is_connect(spark):
+        return  # its server starts the processes
+    context: Any = spark.sparkContext
+    if local_only and not str(context.master).startswith("local"):
+        return
     program, path = str(context.pythonExec), _python_path(context)
     if (program, path) in _fit:
         return
@@ -60,6 +62,11 @@ def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> Non
             hint=hints.INSTALL_THERE,
         )
     _fit.add((program, path))
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether this is a session of Spark Connect, which has no context and no JVM in this program."""
+    return getattr(spark, "_sc", None) is None
 
 
 def _python_path(context: Any) -> str:

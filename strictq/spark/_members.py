@@ -5,7 +5,6 @@ Each is a `StreamReader` of one queue, with its locks, epochs, recorded batches 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from .._log import log as _log
 from .._store.api import Storage
 from ..queue import Queue
 from ._options import StreamOptions
-from ._paths import CATALOG, Paths
+from ._paths import Paths, place_of
 from .source import StreamReader
 
 FIND_SECONDS: Final = 1.0
@@ -96,7 +95,7 @@ class Member:
 
     def is_there(self) -> bool:
         """Whether the directory has the same queue as before."""
-        return place_of(self.path) == self.place
+        return place_of(self.path) == self.place and self.reader.is_in_place()
 
     def close(self) -> None:
         """Release its files and lock, until they are needed again."""
@@ -120,15 +119,6 @@ class Member:
         data = read_block(self.queue, self.held.name, n, part.shard, part.part)
         metadata: dict[bytes, bytes] = pa.ipc.open_stream(data).schema.metadata or {}
         return metadata.get(MARK.encode(), b"").decode()
-
-
-def place_of(path: str) -> tuple[int, int] | None:
-    """Return the identity of a directory's catalog file; None: there is none."""
-    try:
-        found = os.stat(os.path.join(path, CATALOG))
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 class FleetMembers:

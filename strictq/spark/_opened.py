@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .. import _hints as hints
-from .._errors import QueueNotFound
+from .._errors import QueueNotFound, StoreError
 from .._store.api import Storage
 from ..opening import open as open_queue
 from ..queue import Queue
@@ -44,11 +44,16 @@ def looking(path: str, queue_id: str) -> Queue:
 
     Raises:
         QueueNotFound: it was removed or replaced.
+        StoreError: it can't be opened, for example because this process has no permission.
     """
     try:
         found = os.stat(os.path.join(path, "queue.db"))
-    except OSError as e:
+    except (FileNotFoundError, NotADirectoryError) as e:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.EXECUTORS_NEED_SERVER) from e
+    except OSError as e:
+        raise StoreError(
+            f"the queue at {path} can't be opened: {e.strerror or e}", shard=-1, cause=e, hint=hints.EXECUTORS_AS_OWNER
+        ) from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
     # A queue that replaced a removed one may have its inode. A request for a queue that no longer exists must not close the

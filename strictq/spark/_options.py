@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ TABLE_PARTITION_MESSAGES: Final = 500_000
 KEYS_MAX: Final = 10_000
 OPEN: Final = 64
 """The most open queues of a stream. Each has about ten files open, or more with more shards."""
+UNITS: Final = ("", "k", "m", "g", "t")
+SIZE: Final = re.compile(r"([0-9]{1,19})([kmgt]?)b?")
+"""A size in Spark's notation, in lower case. A unit is 1,024 times the one before it."""
 STATES: Final = ("pending", "dead", "history")
 
 
@@ -47,6 +51,24 @@ def number(options: Mapping[str, str], name: str, default: int, maximum: int, mi
         value = minimum - 1
     if not minimum <= value <= maximum:
         raise InvalidArgument(f"the option {name} must be a whole number from {minimum:,} to {maximum:,}, not {text!r}")
+    return value
+
+
+def size(options: Mapping[str, str], name: str, default: int, maximum: int) -> int:
+    """Return an option that is a number of bytes, with Spark's units if any: `64m`, `1gb`.
+
+    Raises:
+        InvalidArgument: it is not a size, or out of range.
+    """
+    text = options.get(name)
+    if text is None:
+        return default
+    found = SIZE.fullmatch(text.strip().lower())
+    value = int(found[1]) << 10 * UNITS.index(found[2]) if found else 0
+    if not 1 <= value <= maximum:
+        raise InvalidArgument(
+            f"the option {name} must be a number of bytes from 1 to {maximum:,}, or a size such as 64m, not {text!r}"
+        )
     return value
 
 
@@ -282,7 +304,7 @@ class StreamOptions:
             consumer=validate.name("the option consumer", consumer),
             key_type=key_type_of(options, schema),
             messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, HANDOUT_MESSAGES_MAX),
-            bytes_max=number(options, "maxBytesPerTrigger", HANDOUT_BYTES, 1 << 40),
+            bytes_max=size(options, "maxBytesPerTrigger", HANDOUT_BYTES, 1 << 40),
             partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, HANDOUT_MESSAGES_MAX),
             keep=number(options, "keepBatches", KEEP, 1_000_000),
             wait_seconds=number(options, "consumerWaitSeconds", LOCK_SECONDS, 3_600, 0),

@@ -21,6 +21,8 @@ PATHS_MAX: Final = 10_000
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 CATALOG: Final = "queue.db"
 """The file that every queue's directory has."""
+FIRST_SHARD: Final = "shard-0000.db"
+"""Another one. An open queue keeps it open, so no other file gets its number."""
 
 
 @attrs.frozen
@@ -52,13 +54,33 @@ class Paths:
         for listed in self.listed:
             for path in sorted(iglob(listed, recursive=True)) if is_pattern(listed) else [listed]:
                 plain = path.rstrip("/") or path
-                if plain not in seen and os.path.exists(os.path.join(plain, CATALOG)):
+                if plain not in seen and may_be_queue(plain):
                     seen.add(plain)
                     yield plain
 
     def missing(self) -> list[str]:
         """Return the listed paths, not the patterns, that have no queue."""
-        return [p for p in self.listed if not is_pattern(p) and not os.path.exists(os.path.join(p, CATALOG))]
+        return [p for p in self.listed if not is_pattern(p) and not may_be_queue(p)]
+
+
+def may_be_queue(path: str) -> bool:
+    """Return whether a directory has a queue's catalog, or can't be read. Opening it then reports the reason."""
+    try:
+        os.stat(os.path.join(path, CATALOG))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def place_of(path: str, name: str = CATALOG) -> tuple[int, int] | None:
+    """Return the identity of a file in a queue's directory; None: there is none."""
+    try:
+        found = os.stat(os.path.join(path, name))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_pattern(path: str) -> bool:

@@ -16,7 +16,7 @@ import attrs
 
 from .. import _hints as hints
 from .. import _validate as validate
-from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from .._errors import ConfigError, InvalidArgument, LeaseLost, PartialFailure, StrictqError
 from .._extras import need, need_spark
 from .._handlers import is_async, require_runs
 from .._log import Log
@@ -351,7 +351,8 @@ def pipeline(
         on_progress: called with the PipelineStats after every batch.
     Raises:
         MissingExtra: pyspark, or a package that it needs here, is not installed.
-        ConfigError: Spark's Python processes can't run, see `register`. Checked only for executors on this machine.
+        ConfigError: the session is one of Spark Connect; or Spark's Python processes can't run, see `register`. The latter is
+            checked only for executors on this machine.
         InvalidArgument: an argument is out of range or contradicts another; nothing was changed.
     Source: docs/howto/spark.md
     """
@@ -383,8 +384,11 @@ def pipeline(
     if frames == "pandas":
         need("pandas", "spark")
     from ._batches import prepared_schema
-    from ._interpreter import require_interpreter
+    from ._interpreter import is_connect, require_interpreter
     from ._running import Stages
+
+    if is_connect(spark):
+        raise ConfigError("a pipeline can't run on Spark Connect; nothing was received", hint=hints.CLASSIC_SESSION)
 
     if prepare is not None or where == "executors":
         require_interpreter(spark, local_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .._errors import InvalidArgument, QueueNotFound, StrictqError
 from .._log import log as _log
+from .._store.api import Storage
 from ..opening import open as open_queue
 from . import _block_protocol
 from ._opened import looking, settle
@@ -28,9 +30,15 @@ if TYPE_CHECKING:
 
 
 def _opened(path: str, state: str) -> Queue:
-    """Open the queue for planning. Pending messages may be in logs of hot lanes; opening for writing moves them to the tables."""
+    """Open the queue for planning. Pending messages may be in logs of hot lanes; opening for writing moves them to the tables.
+
+    Tasks of a queue that is opened read-only look into these logs, which takes longer. A restored copy that is not in service
+    can only be opened so.
+    """
     if state == "pending" and os.access(path, os.W_OK):
-        return open_queue(path, create=False)
+        known = Storage.facts(Path(path), read_only=True)
+        if known is None or known.replication is None or known.replication.mode != "waiting":
+            return open_queue(path, create=False)
     return open_queue(path, read_only=True)
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from .. import _hints as hints
-from .._errors import HandoutGone, ServerUnreachable
+from .._errors import ConsumerBusy, HandoutGone, QueueNotFound, ServerUnreachable
 from .._handouts import HANDOUT_MESSAGES_MAX, Holder, read_block, rejected
 from .._store.api import Part
 from ..opening import open as open_queue
@@ -29,6 +29,7 @@ from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
+from ._paths import FIRST_SHARD, place_of
 from ._plain import OFFSET_METHODS, is_of_spark, plain
 from ._shown import BODY, RowView
 from ._table_columns import read_schema
@@ -76,6 +77,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._queue: Queue | None = None
         self._held: Holder | None = None
+        self._place: tuple[int, int] | None = None
+        """The identity of the open queue's first shard."""
         self._arrived: dict[int, int] | None = None
         self._report_at = 0.0
         self._reported: dict[str, Any] | None = None
@@ -91,16 +94,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the consumer, held from the first call on."""
         if self._held is None:
             options = self._options
+            place = place_of(options.path, FIRST_SHARD)  # before it is opened, so that a queue that replaces it is noticed
             queue = open_queue(options.path, create=False)
             try:
                 held = Holder(queue, options.consumer, self._encode(queue), keep=options.keep, packed=True, deferring=True)
                 held.attach(options.wait_seconds)
+            except ConsumerBusy as e:
+                queue.close()
+                e.hint = hints.CONSUMER_IN_QUERY
+                raise
             except BaseException:
                 queue.close()
                 raise
-            self._queue, self._held = queue, held
+            self._queue, self._held, self._place = queue, held, place
             _stop_on_sigterm()
         return self._held
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still has the queue that is open; True if none is."""
+        return self._held is None or place_of(self._options.path, FIRST_SHARD) == self._place
 
     def _encode(self, queue: Queue, mark: Mapping[str, str] | None = None) -> Encode:
         """Return the function that packs batches. It packs all columns, because another query may have to repeat the batches.
@@ -167,6 +179,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         n = self._number(start)
+        if not self.is_in_place():
+            raise QueueNotFound(
+                f"the queue at {self._options.path} was removed, or replaced by another one, since this query opened it",
+                hint=hints.QUEUE_BACK,
+            )
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
         size = self._options.bytes_max
         following = self._handouts().take(

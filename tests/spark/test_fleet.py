@@ -362,12 +362,14 @@ def test_lost_offsets_of_a_queue_that_joined_with_a_batch_of_another_query(
         other.step("planned")
     other.kill()
     away = tmp_path / "away"
+    ships.queues["q2"].close()  # an open queue notices that its files are not there
     os.rename(ships.path("q2"), away)
     loop = loop_of(ships)
     for _ in range(2):
         ships.send("q1")
         loop.run()
     os.rename(away, ships.path("q2"))
+    ships.add("q2")
     loop.process()
     ships.send("q1")
     assert loop.step()

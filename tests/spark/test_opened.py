@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import QueueNotFound
-from strictq.spark import _opened
+from strictq import QueueNotFound, StoreError
+from strictq.spark import _opened, _paths
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,26 @@ def test_another_queue_than_was_planned_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "q")
     with pytest.raises(QueueNotFound, match="there is no queue at"):
         _opened.looking(str(tmp_path / "q"), "0" * 32)
+
+
+def test_a_process_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is there, but an executor that runs as another user can't read it."""
+    path, name = str(tmp_path / "q"), make(tmp_path / "q", "k")
+    stat = os.stat
+
+    def refused(place: object, **options: object) -> os.stat_result:
+        if str(place).startswith(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return stat(place, **options)  # type: ignore[call-overload, no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refused)
+        with pytest.raises(StoreError, match=r"the queue at .* can't be opened: Permission denied") as e:
+            _opened.looking(path, name)
+        assert "as the owner" in str(e.value)
+        paths = _paths.paths_of({"paths": f'["{path}", "{path}-other"]'})
+        assert (list(paths.found()), paths.missing()) == ([path, f"{path}-other"], [])
+    assert (list(paths.found()), paths.missing()) == ([path], [f"{path}-other"])
 
 
 def test_a_process_takes_what_is_imported_out_of_its_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,20 @@ def fill(q: Queue, keys: int, each: int) -> None:
     q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, each + 1) for k in range(keys)])
 
 
+def test_spark_connect_is_refused_before_anything_is_received(q: Queue) -> None:
+    """Its session has no context. A pipeline would notice that in its first batch."""
+
+    class Connected:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"`{name}` is not supported in Spark Connect")
+
+    fill(q, 1, 1)
+    for prepare in (None, double):
+        with pytest.raises(strictq.ConfigError, match=r"a pipeline can't run on Spark Connect; nothing was received"):
+            strictq.spark.pipeline(Connected(), q, process=chain, prepare=prepare, prepared=PREPARED if prepare else None)  # type: ignore[arg-type]
+    assert q.stats().in_flight == 0
+
+
 def double_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(doubled=[2 * int(body) for body in frame["body"]])[["doubled"]]
 

@@ -8,7 +8,7 @@ lane is read together with what left it since the plan, by ranges of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
@@ -16,8 +16,7 @@ from typing import Any, Final
 import apsw
 import attrs
 
-from ... import _hints as hints
-from ..._errors import InvalidArgument, StoreCorrupt, StoreError
+from ..._errors import InvalidArgument, StoreCorrupt
 from ..._keys import ASIDE
 from ..._sql import CLAIM, HOT, LANES, SCAN, choose
 from ..commit.calls import bound
@@ -57,11 +56,13 @@ class Plan:
         newest: arrival number of the newest message that belongs to it.
         last_lane: the newest lane.
         tasks: the segments of each task.
+        hot: whether some of its messages are in the logs of hot lanes only, because they were planned on a read-only queue.
     """
 
     newest: int
     last_lane: int
     tasks: tuple[tuple[Segment, ...], ...]
+    hot: bool = False
 
 
 def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
@@ -132,7 +133,7 @@ def columns(
     columns = _Columns(shard.number, plan, segment, wanted, runs)
     pause, paused = 1, 0
     while not columns.whole:
-        found = None if paused else shard.look(columns.step, hot=False)
+        found = None if paused else shard.look(columns.step, hot=plan.hot)
         if found is not None:
             pause = 1
             if found.messages:
@@ -142,7 +143,9 @@ def columns(
             paused -= 1
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        rows, columns.whole = shard.look(bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)), hot=False)
+        rows, columns.whole = shard.look(
+            bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)), hot=plan.hot
+        )
         if rows:
             yield rows
             columns.at = rows[-1][LANE], rows[-1][SEQ]
@@ -242,7 +245,7 @@ def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
 def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     lane, seq = segment.after, NEVER
     while True:
-        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)), hot=False)
+        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)), hot=plan.hot)
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
@@ -292,7 +295,7 @@ def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
 
     whole = False
     while not whole:
-        rows, moved, whole = shard.look(step, hot=False)
+        rows, moved, whole = shard.look(step, hot=plan.hot)
         if rows or moved:
             yield sorted(rows + moved, key=itemgetter(ID)) if moved else rows
         if rows:
@@ -308,26 +311,18 @@ def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
 
 
 def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
-    """Run `plan` in a short read transaction. Pending messages are then in the tables until they are resolved."""
-    if not dead:
-        _cool(shard)
-    return shard.look(lambda db: plan(db, dead=dead, per_task=per_task), hot=False)
+    """Run `plan` in a short read transaction. Pending messages are then in the tables until resolved, unless the plan is hot."""
+    return _planned_by(shard, lambda db: plan(db, dead=dead, per_task=per_task), dead=dead)
 
 
-def _cool(shard: Shard) -> None:
-    """Move hot lanes to the tables.
-
-    Raises:
-        StoreError: there are some, and the queue is open read-only.
-    """
-    if not shard.read_only:
+def _planned_by(shard: Shard, look: Callable[[apsw.Connection], Plan], *, dead: bool) -> Plan:
+    """Move hot lanes to the tables before the plan. If the queue is open read-only, let the readers look into their logs."""
+    hot = False
+    if not dead and not shard.read_only:
         shard.cool()
-    elif shard.look(lambda db: db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get):
-        raise StoreError(
-            "its newest messages are in the logs of hot lanes, and only a process that may write can list them",
-            shard=shard.number,
-            hint=hints.OPEN_WRITABLE,
-        )
+    elif not dead:
+        hot = bool(shard.look(lambda db: db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get))
+    return attrs.evolve(shard.look(look, hot=hot), hot=hot)
 
 
 def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
@@ -339,12 +334,12 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
     if keys is None:
         found = plan_shard(shard, dead=dead, per_task=per_task)
     else:
-        if not dead:
-            _cool(shard)
-        found = shard.look(bound(plan_keys, keys), hot=False)
+        found = _planned_by(shard, bound(plan_keys, keys), dead=dead)
     return [
         MessageRange(
-            shard.number, dead, (found.newest, found.last_lane, *(n for s in task for n in (s.after, s.last, int(s.keyless))))
+            shard.number,
+            dead,
+            (found.newest, found.last_lane, int(found.hot), *(n for s in task for n in (s.after, s.last, int(s.keyless)))),
         )
         for task in found.tasks
     ]
@@ -356,11 +351,11 @@ def planned(part: MessageRange) -> tuple[Plan, list[Segment]]:
     Raises:
         InvalidArgument: it is not a range of `ranges`.
     """
-    if len(part.place) < 2 or (len(part.place) - 2) % 3:
+    if len(part.place) < 3 or len(part.place) % 3:
         raise InvalidArgument("this is no range of messages that a queue has planned")
-    newest, last_lane, *numbers = part.place
+    newest, last_lane, hot, *numbers = part.place
     segments = [Segment(after, last, bool(keyless)) for after, last, keyless in zip(*[iter(numbers)] * 3, strict=True)]
-    return Plan(newest, last_lane, ()), segments
+    return Plan(newest, last_lane, (), bool(hot)), segments
 
 
 def read(shard: Shard, part: MessageRange, wanted: Collection[str], runs: Runs) -> Iterator[PackedColumns | list[Row]]:
