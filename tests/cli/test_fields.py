@@ -186,8 +186,9 @@ def stats(w: World) -> None:
         w.run("stats", w.path)
         load.remove()
         opened = q._storage.notice(strictq.OpenBreaker)
-        opened.put(strictq.OpenBreaker("etl", time.time(), 30, 40, "no network", 3))
-        w.run("stats", w.path)
+        for group in ("ann", None):
+            opened.put(strictq.OpenBreaker("etl", time.time(), 30, 40, "no network", 3, group))
+            w.run("stats", w.path)
         opened.remove()
         q.configure_replication(w.place / "t", interval_seconds=0.05)
         w.run("stats", w.path)
