@@ -320,6 +320,7 @@ CHMOD: Final = Coded("chmod", "chmod 700 {path}")
 
 STOP_WORKER: Final = Coded("stop_worker", "stop the worker, and close the queue after run() or serve() has returned")
 USE_THREADS: Final = Coded("use_threads", "use executor='thread'")
+MORE_THREADS: Final = Coded("more_threads", "raise the limit of threads (pids.max, TasksMax, ulimit -u), or use less concurrency")
 GUARD_MAIN: Final = Coded("guard_main", "put the program's code under `if __name__ == '__main__':`")
 USE_EXECUTE: Final = Coded("use_execute", "use job.execute, or executor='thread'")
 DEFINE_AT_TOP: Final = Coded("define_at_top", "define it at the top level of a module")

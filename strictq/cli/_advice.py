@@ -104,7 +104,7 @@ SAME: Final = frozenset(
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
     own_job two_writes
     own_checkpoint new_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent
-    replica_is promote_other elected_other decider feed_first
+    replica_is promote_other elected_other decider feed_first more_threads
     empty leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
     change_directory
     """.split()  # noqa: SIM905

@@ -47,9 +47,8 @@ async def serve(
     def keep() -> None:
         try:
             keeper.run()
-        except BaseException:
-            if keeper.crash is None:
-                raise
+        except BaseException as e:
+            keeper.crash = keeper.crash or e
         finally:
             tell()
 

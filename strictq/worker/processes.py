@@ -108,7 +108,15 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
 class Child:
     """A handler that is called in a child process: one child for each calling thread."""
 
-    def __init__(self, stage: str, handler: Callable[..., Any], storage: Storage) -> None:
+    def __init__(
+        self, stage: str, handler: Callable[..., Any], storage: Storage, check: Callable[[Job], object] | None = None
+    ) -> None:
+        """Start no process yet.
+
+        Args:
+            check: called here before a job is sent; it may raise what a handler may raise.
+        """
+        self._check = check
         self._stage = stage
         self._handler = handler
         self._storage = storage
@@ -122,10 +130,12 @@ class Child:
         try:
             self._started()
         except HandlerDied as e:
-            if e.exit_code > 0:  # not killed: it cannot import the handler, and no message is the cause
+            if e.exit_code >= 0:  # not killed: it cannot import the handler, and no message is the cause
                 raise InvalidArgument(f"no process for {self._stage} handlers can start: {e}; its stderr says why") from None
 
     def __call__(self, job: Job) -> Any:
+        if self._check is not None:
+            self._check(job)
         process, there = self._started()
         try:
             there.send(_sent(job))
@@ -295,8 +305,10 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     held = share_holder(holder)
     # Ctrl-C reaches the whole process group. The worker handles it, and ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # So does the SIGTERM of a service manager. Not SIG_IGN, which programs started by a handler would inherit.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # So do the SIGTERM of a service manager and the SIGHUP of a closed terminal. Not SIG_IGN, which programs started by a handler
+    # would inherit.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_end_with_worker, name="strictq-parent", daemon=True).start()
     try:
         there.send(os.getpid())

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import attrs
 
+from .. import _hints as hints
+from .._errors import StrictqError
 from .._stats import DurationEstimate
 
 SUMMED = (
@@ -46,9 +48,16 @@ class Several:
                 self.stop(None)
 
         threads = [threading.Thread(target=run, args=(w,), name="strictq-worker", daemon=True) for w in self.workers]
+        started = []
         for thread in threads:
-            thread.start()
-        for thread in threads:
+            try:
+                thread.start()
+            except RuntimeError as e:  # the system's limit of threads is reached
+                errors.append(StrictqError(f"no thread can be started for a worker: {e}", hint=hints.MORE_THREADS))
+                self.stop(None)
+                break
+            started.append(thread)
+        for thread in started:
             thread.join()
         if errors:
             raise errors[0]

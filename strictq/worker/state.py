@@ -65,7 +65,8 @@ class State:
         gave_up: whether an abandoned handler may still be running.
         learned: whether there are learned durations that are not stored yet.
         crashed: the error that ended a handler's thread without being the handler's.
-        ending: the exception that a handler raised to end the program.
+        ending: the exception that ends the run once the running handlers are done: of a handler that ends the program, or of a
+            system that starts no more threads.
         driver: the breaker's clock in tests; None: `clock`.
         not_before: `clock()` before which the store is not called, after it failed.
     """

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from .. import _hints as hints
+from .._errors import StrictqError
 from .._handlers import require_ran
 from .dispatch import Handover
 from .events import log
@@ -76,6 +78,7 @@ class Threads(Executor):
         work: Callable[[Any], None],
         *,
         failed: Callable[[BaseException], None],
+        ended: Callable[[BaseException], None],
         before: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
@@ -83,6 +86,7 @@ class Threads(Executor):
 
         Args:
             failed: called if a thread ends with an error.
+            ended: called if no thread can be started. Then the worker must end.
             before: called before a thread takes a job.
             leave: called at the end of a thread.
         """
@@ -92,6 +96,7 @@ class Threads(Executor):
         self._waiting = waiting
         self._work = work
         self._failed = failed
+        self._ended = ended
         self._before = before
         self._leave = leave
         self._lock = threading.Lock()
@@ -111,8 +116,14 @@ class Threads(Executor):
                 mine = _Thread()
                 # Daemons, so that a thread that hangs in a handler does not keep the process alive.
                 thread = threading.Thread(target=self._run_safely, args=(mine,), name=f"strictq-{self.stage}", daemon=True)
-                self._all[mine] = thread
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as e:  # the system's limit is reached
+                    error = StrictqError(f"no thread can be started for a handler: {e}", hint=hints.MORE_THREADS)
+                    error.__cause__ = e
+                    self._ended(error)
+                else:
+                    self._all[mine] = thread
 
     def cancel(self, job: Job) -> None:
         """Replace a thread that cannot be stopped. It ends when its handler returns."""

@@ -175,6 +175,8 @@ class Worker:
         self._several: Several | None = None
         self._beside: AbstractContextManager[object] | None = None
         """A context that is entered while the worker runs."""
+        self._check: Callable[[Job], object] | None = None
+        """Called before a job is sent to a handler's process. It may raise what a handler may raise."""
         if isinstance(queue, list | tuple):
             queues = [each if isinstance(each, Queue) else _sync(each) for each in queue]
             if not queues or len({each.queue_id for each in queues}) != len(queues):
@@ -279,7 +281,8 @@ class Worker:
                 message: after SystemExit as failed, so that no message can end its program forever; after
                 KeyboardInterrupt with no attempt charged.
             InvalidArgument: this thread has an event loop, or the worker ran before, or was stopped.
-            StrictqError: the queue can no longer be used; leases are released as far as possible.
+            StrictqError: the queue can no longer be used, or the system starts no more threads; leases are released as far as
+                possible.
         """
         if grace_seconds is not None:
             validate.microseconds("grace_seconds", grace_seconds)
@@ -388,7 +391,7 @@ class Worker:
             if self._executor == "process":
                 from .processes import Child
 
-                child = Child(name, handler, state.client.storage)
+                child = Child(name, handler, state.client.storage, self._check)
                 handler, before, leave = child, child.ready, child.close
             yield threads.Threads(
                 name,
@@ -397,6 +400,7 @@ class Worker:
                 waiting.__len__,
                 partial(work, handover, handler),
                 failed=state.crash,
+                ended=state.end,
                 before=before,
                 leave=leave,
             )

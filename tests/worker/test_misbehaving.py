@@ -6,13 +6,15 @@ import asyncio
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
 import pytest
 
-from strictq import Event, Observer, Queue, QueueClosed, Worker, WorkerEvent
+import strictq
+from strictq import Event, Message, Observer, Queue, QueueClosed, StrictqError, Worker, WorkerEvent
 from strictq.worker.dispatch import Handover
 
 BACKENDS = ["asyncio", "trio"]
@@ -436,3 +438,36 @@ def test_what_must_not_fail_ends_the_run_instead_of_a_thread(q: Queue, monkeypat
     with pytest.raises(AssertionError, match="a mistake"):
         Worker(q, lambda job: None, concurrency=1).run(drain=True)
     assert q.stats().depth == 2
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one queue", "two queues"])
+@pytest.mark.parametrize("left", range(7))
+def test_no_more_threads_end_the_run_and_leave_nothing_leased(
+    make: Any, monkeypatch: pytest.MonkeyPatch, left: int, several: bool
+) -> None:
+    """The error names the cause, and handlers that run are finished."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("can't start new thread")  # what CPython raises
+        start(thread)
+
+    queues = [make()]
+    if several:
+        queues.append(strictq.open(":memory:"))
+    for q in queues:
+        q.send_many([Message(b"", key=n) for n in range(20)])
+    worker = Worker(queues, lambda _job: time.sleep(0.01), concurrency=16)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(StrictqError, match="can't start new thread") as raised:
+            worker.run(drain=True)
+    assert "ulimit" in raised.value.hint
+    for q in queues:
+        stats = q.stats()
+        assert (stats.in_flight, stats.acks + stats.ready) == (0, 20)
+        assert stats.retries == stats.redeliveries == 0
+        q.close()
