@@ -70,6 +70,14 @@ class Registered:
             raise Reject(f"the arguments do not match the handler of {self.type!r}: {e}") from None
         return arguments
 
+    def call(self, job: Job) -> None:
+        """Call the function, which is plain."""
+        arguments = self.arguments(job)
+        try:
+            require_ran("the handler", self.function(**arguments))
+        except Exception as e:
+            self.fail(job, e)
+
     def fail(self, job: Job, error: Exception) -> NoReturn:
         """Raise the exception that the handler's policy requires for a failure."""
         if isinstance(error, Retry | Defer | Reject):
@@ -107,6 +115,16 @@ class Unknown:
         if doubles:
             log.warning("%s; its messages wait for a worker that has one, and are tried again after %g s", reason, delay)
         return Defer(delay, reason)
+
+
+@attrs.frozen
+class Handlers:
+    """Calls the handler of a message's type. It is sent to the handlers' processes."""
+
+    by_type: Mapping[str, Registered]
+
+    def __call__(self, job: Job) -> None:
+        self.by_type[job.headers[TYPE_HEADER]].call(job)
 
 
 class App:
@@ -321,12 +339,19 @@ class App:
         return self._process
 
     def worker(self, **options: Any) -> Worker:
-        """Return a Worker that runs the handlers and sends the ticks of the schedules. The options are those of Worker."""
+        """Return a Worker that runs the handlers and sends the ticks of the schedules. The options are those of Worker.
+
+        With executor="process", handlers are plain functions at the top level of a module, and `job.run` is not available.
+        """
         if not self._handlers:
             raise InvalidArgument("the app has no handlers")
         default = options.pop("timeout_seconds", None)
         options.setdefault("propagate", self._propagate)
-        worker = Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
+        process = self.process
+        if options.get("executor") == "process" and not is_async(process):
+            process = Handlers(self.handlers)
+        worker = Worker(self.queue, process, timeout_seconds=lambda job: self._timeout(job, default), **options)
+        worker._check = self._of
         if self._schedules:
             worker._beside = Ticker(self._ticks, list(self._schedules.values()), worker.stop)
         return worker
@@ -349,12 +374,7 @@ class App:
         return default if handler is None or handler.timeout_seconds is None else handler.timeout_seconds
 
     def _process(self, job: Job) -> None:
-        handler = self._of(job)
-        arguments = handler.arguments(job)
-        try:
-            require_ran("the handler", handler.function(**arguments))
-        except Exception as e:
-            handler.fail(job, e)
+        self._of(job).call(job)
 
     async def _process_async(self, job: AsyncJob) -> None:
         from anyio.to_thread import run_sync

@@ -5,7 +5,9 @@ children get the same signal at the same time. Only the supervisor acts on it. A
 instruction on, and gets its orders over a socket:
 
     supervisor to child: each byte is a stop order; end of file means that the supervisor has exited, and also stops the child
-    child to supervisor: its totals, as JSON, before it ends
+    child to supervisor: a space when it begins to work; its totals, as JSON, before it ends as told or drained
+
+A child that ends without its totals has died, whatever its exit code: a handler may call `os._exit(0)`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ STEADY_SECONDS: Final = 60.0
 AT_ONCE_SECONDS: Final = 5.0
 """Seconds after the second signal at which a running process is killed."""
 STOPPING: Final = "stopping: running handlers may finish; send a second signal to end them"
+BEGUN: Final = b" "
 TOTALS: Final = ("acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred")
 
 log: Final = logging.getLogger("strictq.run")
@@ -119,6 +122,11 @@ class StopLine:
         self.ended = not orders
         return orders
 
+    def begin(self) -> None:
+        """Tell the supervisor that the process begins to work."""
+        with suppress(OSError):  # the supervisor is gone
+            self.socket.sendall(BEGUN)
+
     def report(self, totals: dict[str, int]) -> None:
         """Send the totals."""
         with suppress(OSError):  # the supervisor is gone
@@ -150,11 +158,18 @@ class Supervisor:
         restarts: number of restarts.
     """
 
-    def __init__(self, command: Callable[[int], Sequence[str]], processes: int) -> None:
-        """Start no process yet. `command` returns a process's command line for its socket's descriptor."""
+    def __init__(self, command: Callable[[int], Sequence[str]], processes: int, *, grace: float | None = None) -> None:
+        """Start no process yet.
+
+        Args:
+            command: returns a process's command line for its socket's descriptor.
+            grace: seconds that a process waits for its handlers after a stop signal. One that runs for AT_ONCE_SECONDS longer is
+                killed: it hangs, or has not begun to work. None: processes are waited for until a second signal.
+        """
         self.totals: Counter[str] = Counter(dict.fromkeys(TOTALS, 0))
         self.restarts = 0
         self._command = command
+        self._grace = grace
         self._seats = [Seat(number) for number in range(1, processes + 1)]
         self._orders = 0
         self._kill_at: float | None = None
@@ -212,15 +227,19 @@ class Supervisor:
         assert seat.process is not None
         assert seat.line is not None
         code, pid = seat.process.returncode, seat.process.pid
-        self.totals.update(_totals(seat.line))
+        begun, totals = _told(seat.line)
+        self.totals.update(totals or {})
         seat.line.close()
         seat.process = seat.line = None
         name = f"worker process {seat.number} (pid {pid})"
+        died = code != OK or totals is None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if code == OK or self._orders:
-            log.log(logging.ERROR if code else logging.INFO, "%s %s", name, how)
-            self._code = self._code or (WRONG if code else OK)
-        elif code == USAGE:
+        if code == OK and died:
+            how += " before it was done"
+        if not died or self._orders:
+            log.log(logging.ERROR if died else logging.INFO, "%s %s", name, how)
+            self._code = self._code or (WRONG if died else OK)
+        elif code == USAGE and not begun:
             log.error("%s cannot start work; not restarting", name)
             self._code = USAGE
             self._order()
@@ -234,11 +253,14 @@ class Supervisor:
     def _order(self) -> None:
         """Forward a stop order."""
         self._orders += 1
+        soon = time.monotonic() + AT_ONCE_SECONDS
         if self._orders == 1:
             log.info(STOPPING)
-        elif self._kill_at is None:
-            log.info("stopping at once")
-            self._kill_at = time.monotonic() + AT_ONCE_SECONDS
+            self._kill_at = None if self._grace is None else soon + self._grace
+        else:
+            if self._orders == 2:
+                log.info("stopping at once")
+            self._kill_at = soon if self._kill_at is None else min(soon, self._kill_at)
         for seat in self._seats:
             seat.start_at = None
             if seat.line is not None:
@@ -253,8 +275,8 @@ class Supervisor:
                 seat.process.kill()
 
 
-def _totals(line: socket.socket) -> dict[str, int]:
-    """Return the totals that a process reported; empty if it died."""
+def _told(line: socket.socket) -> tuple[bool, dict[str, int] | None]:
+    """Return whether a process began to work, and the totals that it reported; None if it died."""
     line.setblocking(False)
     said = b""
     with suppress(OSError):  # a process forked by it may hold its end of the socket
@@ -263,8 +285,8 @@ def _totals(line: socket.socket) -> dict[str, int]:
     try:
         found = json.loads(said)
     except ValueError:
-        return {}
-    return {name: int(found[name]) for name in TOTALS}
+        return said.startswith(BEGUN), None
+    return True, {name: int(found[name]) for name in TOTALS}
 
 
 def command_line(*words: str) -> list[str]:

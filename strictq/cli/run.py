@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final, Literal, NoReturn
 
 import click
 
@@ -54,6 +54,12 @@ log: Final = logging.getLogger("strictq.run")
     help="Number of worker processes. A process that dies is restarted.",
 )
 @click.option(
+    "--executor",
+    type=click.Choice(["thread", "process"]),
+    default="thread",
+    help="Where plain handlers run: in threads, or each in a process of its own, for CPU-bound work.",
+)
+@click.option(
     "--timeout",
     type=Seconds(min=0.001),
     help="Abandon and retry a handler after this many seconds, unless it has its own timeout.",
@@ -77,6 +83,7 @@ def run(
     targets: tuple[str, ...],
     concurrency: int,
     processes: int,
+    executor: Literal["thread", "process"],
     timeout: float | None,
     drain: bool,
     grace: float | None,
@@ -93,27 +100,36 @@ def run(
     Modules are imported from the working directory first. The first signal lets running handlers finish and releases all other
     messages. A second signal ends the program at once; the messages of running handlers are delivered again. With --processes,
     a supervisor starts the worker processes: send signals to it. It restarts a process that has died, after 0.5 s. If that one
-    dies, too, the wait grows, up to 30 s.
+    dies, too, the wait grows, up to 30 s. With --grace, it kills a process that has not ended 5 s after the grace period.
 
-    Exit code 0: stopped or drained. 1: a queue or a process failed. 2: invalid usage, or an app cannot be imported.
+    Exit code 0: stopped or drained. 1: a queue or a process failed, or a handler ended the program. 2: invalid usage, or an app
+    cannot be imported.
     """
     began = time.monotonic()
     if processes > 1:
         log_to_stderr(quiet=quiet, pids=True)
-        options = {"--concurrency": concurrency, "--timeout": timeout, "--grace": grace, "--consumer": consumer}
+        options = {
+            "--concurrency": concurrency,
+            "--executor": executor,
+            "--timeout": timeout,
+            "--grace": grace,
+            "--consumer": consumer,
+        }
         flags = {"--drain": drain, "--no-breaker": no_breaker, "--quiet": quiet}
         words = [
             *(f"{name}={value}" for name, value in options.items() if value is not None),
             *(name for name, given in flags.items() if given),
             *("--", *targets),
         ]
-        supervisor = Supervisor(lambda descriptor: command_line("run", f"--line={descriptor}", *words), processes)
+        supervisor = Supervisor(lambda descriptor: command_line("run", f"--line={descriptor}", *words), processes, grace=grace)
         code = supervisor.run()
         _finish(dict(supervisor.totals), began, processes=processes, restarts=supervisor.restarts, as_json=as_json)
         return code
     with ExitStack() as stack:
         orders = None if line is None else StopLine(line)
-        if orders is not None:
+        if orders is None:
+            stack.enter_context(_no_silent_exit())
+        else:
             signals = stack.enter_context(StopSignals())  # before anything that takes long
         apps = load(targets)
         for app in apps:
@@ -121,6 +137,7 @@ def run(
         log_to_stderr(quiet=quiet, pids=orders is not None)
         given: dict[str, Any] = {
             "concurrency": concurrency,
+            "executor": executor,
             "timeout_seconds": timeout,
             "consumer": consumer,
             "breaker": None if no_breaker or drain else Breaker(),
@@ -128,6 +145,8 @@ def run(
         workers = Several([app.worker(**given) for app in apps])
         if orders is None:
             signals = stack.enter_context(StopSignals())
+        else:
+            orders.begin()
         working = Working(workers, drain=drain, grace=grace)
         code = working.run(signals, orders)
         stats = workers.stats()
@@ -162,7 +181,7 @@ def _app(target: str) -> App:
         found: Any = importlib.import_module(module)
     except StrictqError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module}.".startswith(f"{e.name}."):
             hint = "run the command in the module's directory, or set PYTHONPATH"
             if module.endswith(".py"):
@@ -219,7 +238,7 @@ class Working:
                 log.warning("the supervisor has exited; stopping")
                 self._order()
         thread.join()
-        return self._code(line)
+        return self._code()
 
     def _work(self, signals: StopSignals) -> None:
         try:
@@ -234,14 +253,32 @@ class Working:
         self._orders += 1
         self._workers.stop(self._grace if self._orders == 1 else 0.0)
 
-    def _code(self, line: StopLine | None) -> int:
+    def _code(self) -> int:
         error = self._error
         if error is None or (self._orders and isinstance(error, InvalidArgument)):  # it was stopped before it ran
             return OK
-        if isinstance(error, SystemExit) and line is not None:
+        if isinstance(error, SystemExit):
             log.error("a handler ended the process: %r", error)  # its exit code must not be mistaken for this command's
             return WRONG
         raise error
+
+
+@contextmanager
+def _no_silent_exit() -> Iterator[None]:
+    """Let an `os._exit(0)` of the program fail, because no supervisor notices that the work was not done."""
+    leave, process = os._exit, os.getpid()
+
+    def fail(status: int) -> NoReturn:
+        if status == OK and os.getpid() == process:  # a forked child may end so
+            log.error("the program called os._exit(0) before its work was done")
+            leave(WRONG)
+        leave(status)
+
+    os._exit = fail
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _finish(totals: dict[str, int], began: float, *, processes: int, restarts: int, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from tests.support.running import run_python
 
 PATIENCE_SECONDS = 60.0
 PROGRAM = '''
-import os, sys, time
+import multiprocessing, os, sys, time
 import anyio
 import strictq
 
@@ -61,6 +61,22 @@ def exit_() -> None:
 def killed(job: strictq.Job) -> None:
     if job.attempt == 1:
         os.kill(os.getpid(), 9)
+
+
+@app.handler("vanish")
+def vanish() -> None:
+    os._exit(0)
+
+
+@app.handler("leave")
+def leave() -> None:
+    sys.exit(0)
+
+
+@app.handler("own")
+def own(job: strictq.Job) -> None:
+    """Must run in a process of its own."""
+    assert multiprocessing.parent_process() is not None
 '''
 
 
@@ -287,6 +303,76 @@ def test_a_handler_that_ends_its_process_is_no_wrong_usage(place: Path) -> None:
     code, _, err = finish(process)
     assert code in (0, 1), err
     assert err.count("a handler ended the process: SystemExit(2)") == 3, "max_attempts"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("type", ["vanish", "leave", "exit"])
+def test_a_handler_that_ends_its_process_is_no_success(place: Path, processes: str, type: str) -> None:
+    """Whatever the exit code. A supervised process is started again, until the message is given up."""
+    send(place, type)
+    code, _, err = strictq_command(place, "run", "shop", "-p", processes, "--drain", "--quiet")
+    if processes == "1":
+        assert code == 1, err
+        assert ("os._exit(0)" if type == "vanish" else "a handler ended the process") in err
+        return
+    assert err.count("; restarting in") >= 1, err
+    assert ("ended with exit code 0 before it was done" in err) is (type == "vanish")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_module_that_exits_is_no_success(place: Path, processes: str) -> None:
+    (place / "exits.py").write_text("import sys; sys.exit(0)")
+    code, _, err = strictq_command(place, "run", "exits", "-p", processes)
+    assert code == 2
+    assert "the module 'exits' cannot be imported: SystemExit: 0" in err
+
+
+def test_a_module_that_ends_its_process_is_no_success(place: Path) -> None:
+    (place / "ends.py").write_text("import os; os._exit(0)")
+    code, _, err = strictq_command(place, "run", "ends")
+    assert (code, "os._exit(0)" in err) == (1, True)
+
+
+def test_an_exit_code_of_a_handler_is_not_that_of_the_command(place: Path) -> None:
+    """A process that has begun to work is restarted, although 2 means that an app cannot be imported."""
+    (place / "two.py").write_text(PROGRAM.replace("os._exit(0)", "os._exit(2)"))
+    send(place, "vanish")
+    _, _, err = strictq_command(place, "run", "two", "-p", "2", "--drain")
+    assert re.search(r"ended with exit code 2; restarting in", err), err
+    assert "cannot start work" not in err
+
+
+def test_grace_also_ends_a_process_that_hangs_in_its_import(place: Path) -> None:
+    (place / "hangs.py").write_text("import time; open('here', 'a').close(); time.sleep(600)")
+    process = begin(place, "hangs", "-p", "2", "--grace", "0.1")
+    wait_until(lambda: (place / "here").exists(), "the import")
+    process.terminate()
+    code, _, err = finish(process)
+    assert (code, err.count("does not exit; killing it")) == (1, 2), err
+
+
+# ---- handlers in processes of their own
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_handlers_run_in_processes_of_their_own(place: Path, processes: str) -> None:
+    """One that ends its process fails, and its worker goes on. A type without a handler is no handler's business."""
+    send(place, "own", "vanish", "killed", "unheard-of")
+    process = begin(place, "shop", "-p", processes, "--executor", "process", "-c", "1")
+    with strictq.open(place / "queue", create=False) as q:
+        wait_until(lambda: q.stats().acks >= 2 and q.stats().dead >= 1, "the handlers")
+        wait_until(lambda: any(d.key == 1 for d in q.dead_letters()), "the handler that ends its process")
+        process.terminate()
+        code, _, err = finish(process)
+        assert (code, "restarting" in err) == (0, False), err
+        assert [d.reason for d in q.dead_letters() if d.key == 1] == ["the handler's process ended with exit code 0"]
+        assert q.status(0, 1).state == q.status(2, 1).state == "resolved"
+
+
+def test_async_handlers_are_refused_for_processes(place: Path) -> None:
+    code, _, err = strictq_command(place, "run", "shop:mixed", "--executor", "process")
+    assert code == 2
+    assert "executor='process' requires plain functions" in err
 
 
 def test_waits_between_restarts_grow(place: Path) -> None:
