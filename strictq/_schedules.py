@@ -41,6 +41,11 @@ AHEAD_SECONDS_MAX: Final = 86_400.0
 """A last tick further in the future than this was written by a wrong clock."""
 LOOK_SECONDS: Final = 5.0
 """The longest wait between two readings of the clock: it may be set, or the machine may sleep."""
+CHANGE_SECONDS: Final = 10_800
+"""Longer than the effect of a clock change on the ticks after it."""
+BACK_SECONDS: Final = 60.0
+BACK_GROWTH: Final = 8.0
+"""How far the latest missed tick is looked for at first, and by what factor that grows."""
 AGAIN_SECONDS: Final = 1.0
 AGAIN_SECONDS_MAX: Final = 60.0
 log: Final = Log("strictq.schedule")
@@ -84,25 +89,41 @@ class Schedule:
 
     def due(self, last: float, now: float) -> float | None:
         """Return the latest tick after `last` that is not later than `now`; None: there is none."""
-        first = self.next(last)
+        latest = first = self.next(last)
         if first > now:
             return None
-        latest = next((at for at in self._ticks(now + 1.0, backward=True) if at <= now), first)
-        return max(first, latest)
+        # Only walks forward agree on the ticks of a repeated hour, so look back in growing steps.
+        back = BACK_SECONDS
+        while latest == first and now - back > first:
+            for at in self._ticks(now - back):
+                if at > now:
+                    break
+                latest = max(latest, at)
+            back *= BACK_GROWTH
+        if latest == first:
+            for at in self._ticks(first):
+                if at > now:
+                    break
+                latest = max(latest, at)
+        return latest
 
     def at(self, tick: float) -> datetime:
         """Return a tick as a datetime in the schedule's time zone."""
         return datetime.fromtimestamp(tick, self._zone)
 
-    def _ticks(self, start: float, *, backward: bool = False) -> Iterator[float]:
-        """Yield the ticks from a time on, the nearest first.
+    def _ticks(self, start: float) -> Iterator[float]:
+        """Yield the ticks from a time on, in order. Near a clock change, also some before it.
 
-        At a clock change, the first one may be on the wrong side of `start`.
+        A walk that begins between the two passes of a repeated hour would repeat the ticks of the first pass.
         """
         from cronsim import CronSim
 
-        begin = datetime.fromtimestamp(int(start), UTC).astimezone(self._zone)
-        return (tick.timestamp() for tick in CronSim(self.expression, begin, reverse=backward))
+        second = int(start)
+        begin = datetime.fromtimestamp(second, UTC).astimezone(self._zone)
+        before = datetime.fromtimestamp(second - CHANGE_SECONDS, UTC).astimezone(self._zone)
+        if before.utcoffset() != begin.utcoffset():
+            begin = before
+        return (tick.timestamp() for tick in CronSim(self.expression, begin))
 
 
 def schedule(

@@ -6,14 +6,17 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import pairwise, takewhile
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import anyio
 import pytest
 
 import strictq
 from strictq import App, InvalidArgument, Job, Queue
+from strictq._schedules import schedule
 from strictq.testing import clock_of, drain
 from tests.support.queues import Opener
 
@@ -366,3 +369,30 @@ def test_a_store_that_is_busy_is_tried_again(queue: Queue, monkeypatch: pytest.M
         worker.stop()
         thread.join()
     assert len(calls) == 2
+
+
+ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/St_Johns", "Africa/Casablanca", "UTC"]
+RULES = ["30 2 * * *", "45 1 * * *", "*/20 * * * *", "0,30 1-2 * * *", "15 1,2 * * *", "30 */2 * * *", "30 1 * * 0"]
+DAY = 86_400
+
+
+def clock_changes(zone: str) -> list[int]:
+    """The seconds at which a zone's offset changes in 2026; one of a zone without changes."""
+    there = ZoneInfo(zone)
+    starts = range(int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()), 1800)
+    offsets = [(at, datetime.fromtimestamp(at, there).utcoffset()) for at in starts]
+    return [at for (_, one), (at, two) in pairwise(offsets) if one != two] or [starts[4000]]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("rule", RULES)
+def test_around_a_clock_change_the_latest_missed_tick_is_due_wherever_the_walk_begins(zone: str, rule: str) -> None:
+    """Compared with one walk that begins days before the change, as of a program that runs all the time."""
+    made = schedule("n", rule, zone, "t", "k", {}, {})
+    for change in clock_changes(zone):
+        ticks = list(takewhile(lambda at, end=change + 9 * DAY: at <= end, made._ticks(change - 5.0 * DAY)))
+        assert ticks == sorted(set(ticks))
+        for last in range(change - DAY // 4, change + DAY // 4, 900):
+            assert made.next(last) == min(at for at in ticks if at > last)
+            for pause in (60, 1800, 3600, 7200, 40_000):
+                assert made.due(last, last + pause) == max((at for at in ticks if last < at <= last + pause), default=None)
