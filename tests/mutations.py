@@ -34,6 +34,7 @@ HOT_LANES = ("tests/store/test_hot.py",)
 FOLDS = ("tests/store/test_folds.py",)
 AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
+LOOKS = ("tests/store/test_looks.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -171,6 +172,48 @@ MUTATIONS = [
         "            self._count(entry)\n",
         "            pass\n",
         *HOT_LANES,
+    ),
+    _store(
+        "a look at one lane reads what other processes wrote",
+        "hot/memory.py",
+        "        self._follow(db)\n        lane = self.lanes.get(key)\n",
+        "        lane = self.lanes.get(key)\n",
+        *LOOKS,
+    ),
+    _store(
+        "hot lanes are looked up again once rows were deleted",
+        "hot/memory.py",
+        "        if before is None or totals.lanes - before[1] != len(created):\n",
+        "        if before is None:\n",
+        *LOOKS,
+    ),
+    _store(
+        "rows that were created for hot lanes are noticed",
+        "hot/memory.py",
+        "            if (known := self.lanes.get(key)) is not None and known.rowless:\n",
+        "            if (known := self.lanes.get(key)) is not None and known.gone:\n",
+        *LOOKS,
+    ),
+    _store(
+        "a released message counts as one without an attempt",
+        "hot/memory.py",
+        "                self._fresh = min(self._fresh, bisect_left(self.ids, lane.rows[0][ID]))\n",
+        "",
+        *LOOKS,
+    ),
+    _store(
+        "leased messages that cool are not counted twice",
+        "hot/memory.py",
+        "        if lane.lease is not None:\n            self._leased -= lane.lease.pending\n        if lane.rowless",
+        "        if lane.rowless",
+        *LOOKS,
+    ),
+    _store(
+        "a look beside a transaction waits only briefly",
+        "shard.py",
+        "pick(hot, db)), MEMORY_SECONDS)",
+        "pick(hot, db)))",
+        *LOOKS,
     ),
     _store(
         "a lane that cools in a claim keeps its place",

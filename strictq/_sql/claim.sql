@@ -150,7 +150,7 @@ WHERE r.position > ?1 AND m.id <= ?1 ORDER BY r.position LIMIT ?2;
 SELECT length(data) FROM body WHERE id = ?;
 
 -- name: body
--- claim and scan: a body that is stored out of line. Takes the arrival number. Index: rowid.
+-- claim, inspect and scan: a body that is stored out of line. Takes the arrival number. Index: rowid.
 SELECT data FROM body WHERE id = ?;
 
 -- name: insert_lease

@@ -145,6 +145,10 @@ SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delaye
        ifnull((SELECT max(id) FROM journal), 0),
        coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) FROM counter;
 
+-- name: lanes_since
+-- memory.figures: the keys of lanes that were created behind one. Takes its id. Index: rowid.
+SELECT key FROM lane WHERE id > ?;
+
 -- name: arrived
 -- audit: every row of the inbox. Index: rowid.
 SELECT id, key, seq FROM inbox ORDER BY id;
@@ -170,7 +174,7 @@ SELECT coalesce((SELECT max(last_seq, ifnull((SELECT max(seq) FROM message m WHE
                 (SELECT seq_floor FROM counter));
 
 -- name: last_id
--- shard: the newest arrival number. Index: rowid.
+-- shard and inspect: the newest arrival number. Index: rowid.
 SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)) FROM counter;
 
 -- name: pending

@@ -244,10 +244,6 @@ INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + 
 -- inspect.stats: those totals; one row per existing total. Index: primary key.
 SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
 
--- name: last_id
--- inspect.status_of_keyless: the newest arrival number. In a look, the counter row includes hot lanes.
-SELECT last_id FROM counter;
-
 -- name: has_meta
 -- catalog.verify_shard and checkpoint: whether the file has its tables. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

@@ -510,11 +510,11 @@ class Storage:
 
     def key_state(self, key: bytes) -> bytes | None:
         """Return the committed state of a key."""
-        return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))
+        return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))  # a hot lane with a state has its row
 
     def errors(self, key: bytes, seq: int) -> tuple[AttemptError, ...]:
         """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
-        return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time), hot=False)
+        return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time))
 
     # ---- transactions
 
@@ -568,11 +568,11 @@ class Storage:
 
     def peek_keyless(self, shard: int, arrival: int) -> list[PeekedMessage]:
         """Return the unresolved keyless message with this arrival number, if there is one."""
-        return self._store.shards[shard].read(bound(inspect.peek_keyless, arrival, self._store.time, shard))
+        return survey.peek_keyless(self._store, shard, arrival)
 
     def status_of_keyless(self, shard: int, arrival: int) -> MessageStatus | None:
         """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
-        return self._store.shards[shard].read(bound(inspect.status_of_keyless, arrival, self._store.time, shard))
+        return survey.status_of_keyless(self._store, shard, arrival)
 
     def status(self, key: bytes, seq: int) -> MessageStatus:
         """Return the status of one message.
@@ -580,13 +580,11 @@ class Storage:
         Raises:
             UnknownMessage: that seq was never issued for that key.
         """
-        store = self._store
-        return store.shard_of(key).read(lambda db: inspect.status(db, key, seq, store.time))
+        return survey.status(self._store, key, seq)
 
     def explain(self, key: bytes) -> Explanation:
         """Return why a key is, or is not, delivered now."""
-        store, shard = self._store, self._store.shard_of(key)
-        return shard.read(lambda db: inspect.explain(db, key, store.time, shard.number, store.config))
+        return survey.explain(self._store, key)
 
     def dead_letters(self, key: bytes | None, limit: int) -> list[DeadLetter]:
         """Return dead letters of one key, or of all, seq ascending within a key."""

@@ -104,7 +104,7 @@ class Merging:
         """Yield what transactions after the fork sent from one shard to another and what has not arrived there."""
         source = self._store.shards[origin]
         source.open()  # opening reads its incarnation
-        arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation), hot=False)
+        arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation))
         after = max(fork.shards[origin][1], arrived)
         while rows := source.look(bound(merging.on_the_way, shard, after, fork[:2], STEP), hot=False):
             yield [Arriving(f"merge:{fork.history_id}:{origin}:outbox", None, row) for row in rows]
@@ -112,7 +112,7 @@ class Merging:
 
     def high_water(self, shard: int, origin: str) -> int:
         """Return the last number that arrived from an origin."""
-        return self._store.shards[shard].read(bound(_high_water, origin), hot=False)
+        return self._store.shards[shard].read(bound(_high_water, origin))
 
     def arrive(self, shard: int, sends: Sequence[Arriving]) -> list[tuple[Arriving, send.Sent]]:
         """Append those of at most STEP sends of one origin that have not arrived yet. Appends all of them, or none."""

@@ -45,11 +45,13 @@ from .hot.memory import Memory
 from .shipping.confirming import Confirming
 from .topology import Range
 
+P = TypeVar("P")
 T = TypeVar("T")
+Pick = Callable[[Memory, apsw.Connection], P]
 
 DRAIN_TRIES: Final = 3
-OUTLOOK_SECONDS: Final = 0.1
-"""How long a receive waits for other threads, to learn from the writer's memory what is ready."""
+MEMORY_SECONDS: Final = 0.1
+"""How long a read waits for other threads of this process, to use the writer's memory."""
 CHECKPOINT_WAIT_SECONDS: Final = 0.1
 """How long a checkpoint waits for the shard's write lock when other shards may need a checkpoint, too."""
 
@@ -88,16 +90,14 @@ class Shard:
         self.direct = None if self.hot is None else Direct(host, part.shard, self.hot, self._writer)
         """Executes single-statement operations. None: this shard has none."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
-        self._reader = Reader(self._connect, self._writer, part.shard, host, self._shadows())
+        memory = Memory(part.shard)
+        self._reader = Reader(self._connect, self._writer, part.shard, host, memory, Shadows(memory))
         """For reads that may take long."""
-        self._glances = Reader(self._connect, self._writer, part.shard, host, self._shadows())
+        self._glances = Reader(self._connect, self._writer, part.shard, host, Memory(part.shard))
         """For short reads while the writing connection is in use."""
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """The reason why this shard is quarantined."""
-
-    def _shadows(self) -> Shadows | None:
-        return None if self.hot is None else Shadows(self.number)
 
     # ---- opening
 
@@ -329,22 +329,31 @@ class Shard:
         self.require()
         self._writer.read(lambda _db: None)
 
-    def read(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
-        """Run a short read in a read transaction. It sees committed data, and does not wait for a running transaction.
-
-        Args:
-            hot: it sees hot lanes, too, as if they were in the tables.
-        """
+    def read(self, look: Callable[[apsw.Connection], T]) -> T:
+        """Run a short read of the tables in a read transaction. It sees committed data, and does not wait for a running one."""
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        if hot:
-            self._writer.require_outside()
-            return self._glances.look(look)
         try:
             return self._writer.read(look, 0.0)
         except StoreBusy:
-            return self._glances.look(look, shadows=hot)
+            return self._glances.look(look)
+
+    def read_hot(self, pick: Pick[P], look: Callable[[apsw.Connection, P | None], T]) -> T:
+        """Run a short read that needs a part of the hot lanes. It waits only briefly for a running transaction.
+
+        Args:
+            pick: takes this part from memory, as of the read transaction.
+            look: gets it. None: in memory, no lane is hot.
+        """
+        self.require()
+        hot = self.hot
+        if hot is None:
+            return self._writer.read(lambda db: look(db, None))
+        try:
+            return self._writer.read(lambda db: look(db, pick(hot, db)), MEMORY_SECONDS)
+        except StoreBusy:
+            return self._glances.look_at(pick, look, 0.0)
 
     def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run a read of a single statement, which needs no transaction around it.
@@ -389,10 +398,9 @@ class Shard:
         assert hot is not None
         if not hot.is_behind(*newest):
             return hot.looks_ready, hot.next_deadline
-        if not self._writer.is_inside:
-            with suppress(StoreBusy):
-                return self._writer.read(hot.outlook, OUTLOOK_SECONDS)
-        return self._glances.hot_outlook()
+        if self._writer.is_inside:
+            return self._glances.look_at(Memory.outlook, _picked, 0.0)
+        return self.read_hot(Memory.outlook, _picked)
 
     def newest(self) -> int:
         """Return the newest arrival number."""
@@ -427,6 +435,15 @@ class Shard:
         if self._reader.db is None:
             self._writer.require_outside()
         return self._reader.look(look, shadows=hot)
+
+    def look_hot(self, pick: Pick[P], look: Callable[[apsw.Connection, P | None], T]) -> T:
+        """Run a long read, as `look` does, that needs a part of the hot lanes, as in `read_hot`."""
+        self.require()
+        if self.hot is None:
+            return self._writer.read(lambda db: look(db, None))
+        if self._reader.db is None:
+            self._writer.require_outside()
+        return self._reader.look_at(pick, look, MEMORY_SECONDS)
 
     def _guarded(self, db: apsw.Connection) -> Guard:
         return Guard(db, lambda: self._host.settings[0].max_body_bytes)
@@ -527,6 +544,11 @@ class Shard:
         self._reader.abandon()
         self._glances.abandon()
         self.wal.abandon()
+
+
+def _picked(_db: apsw.Connection, part: P | None) -> P:
+    assert part is not None
+    return part
 
 
 def _pending(db: apsw.Connection) -> int:

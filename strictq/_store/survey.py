@@ -25,8 +25,10 @@ from .shipping.values import FRAME_BYTES
 from .store import Store
 
 if TYPE_CHECKING:
-    from .._findings import DeadLetter, HistoryRecord, KeyDepth, PeekedMessage
+    from .._findings import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage
 
+PEEKED_MAX: Final = 1_000
+"""A longer look at a lane's messages does not keep writers waiting."""
 _COUNTS: Final = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
     "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected", "redriven",
@@ -103,7 +105,10 @@ def _unshipped(shard: Shard, status: ShipStatus) -> int:
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:
     try:
         empties = store.unwritten_empties(shard.number)
-        return shard.look(lambda db: inspect.stats(db, shard.range, store.time, shard.path, empties))
+        return shard.look_hot(
+            lambda memory, db: memory.figures(db, store.now()),
+            lambda db, hot: inspect.stats(db, hot, shard.range, store.time, shard.path, empties),
+        )
     except StoreError as e:
         if shard.failed is None:
             raise  # its counts are unknown, not 0
@@ -128,11 +133,48 @@ def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMe
     """Return the first messages of a key, or the oldest ones of all keys."""
     if key is not None:
         shard = store.shard_of(key)
-        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number, seq))
+        look = shard.read_hot if limit <= PEEKED_MAX else shard.look_hot
+        return look(
+            lambda memory, db: memory.lane(db, key),
+            lambda db, hot: inspect.peek(db, hot, key, limit, store.time, shard.number, seq),
+        )
     found: list[PeekedMessage] = []
     for shard in store.healthy():
         found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
     return sorted(found, key=lambda message: message.enqueued_at)[:limit]
+
+
+def peek_keyless(store: Store, shard: int, arrival: int) -> list[PeekedMessage]:
+    """Return the unresolved keyless message with this arrival number, if there is one."""
+    return store.shards[shard].read_hot(
+        lambda memory, db: memory.lane_with(db, arrival),
+        lambda db, hot: inspect.peek_keyless(db, hot, arrival, store.time, shard),
+    )
+
+
+def status(store: Store, key: bytes, seq: int) -> MessageStatus:
+    """Return the status of one message."""
+    return store.shard_of(key).read_hot(
+        lambda memory, db: memory.lane(db, key),
+        lambda db, hot: inspect.status(db, hot, key, seq, store.time),
+    )
+
+
+def status_of_keyless(store: Store, shard: int, arrival: int) -> MessageStatus | None:
+    """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
+    return store.shards[shard].read_hot(
+        lambda memory, db: memory.lane_with(db, arrival),
+        lambda db, hot: inspect.status_of_keyless(db, hot, arrival, store.time, shard),
+    )
+
+
+def explain(store: Store, key: bytes) -> Explanation:
+    """Return why a key is, or is not, delivered now."""
+    shard = store.shard_of(key)
+    return shard.read_hot(
+        lambda memory, db: memory.lane(db, key),
+        lambda db, hot: inspect.explain(db, hot, key, store.time, shard.number, store.config),
+    )
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
@@ -143,7 +185,7 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
     out: list[DeadLetter] = []
     wall = store.time.to_wall
     for shard in store.healthy() if key is None else [store.shard_of(key)]:
-        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)), hot=False)
+        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)))
         out += [
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,

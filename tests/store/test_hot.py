@@ -330,7 +330,7 @@ def test_what_others_wrote_is_learned_before_the_write_lock_is_taken(queue_path:
 
 def test_a_receive_beside_a_thread_that_commits_learns_from_its_memory(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another memory would have to read everything that this one knows: hundreds of milliseconds, beside busy threads."""
-    monkeypatch.setattr(shard_module, "OUTLOOK_SECONDS", 60.0)
+    monkeypatch.setattr(shard_module, "MEMORY_SECONDS", 60.0)
     with strictq.open(queue_path, config=HOT, shards=1) as q:
         looking = threading.Event()
         glance = shard_of(q).glance
@@ -343,9 +343,7 @@ def test_a_receive_beside_a_thread_that_commits_learns_from_its_memory(queue_pat
             assert looking.wait(60.0)
         thread.join(60.0)
         assert got in ([0], [1])
-        shadows = shard_of(q)._glances._shadows
-        assert shadows is not None
-        assert shadows._memory.rebuilds == 0
+        assert shard_of(q)._glances._memory.rebuilds == 0
 
 
 def test_what_another_process_acks_is_counted_once(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_what_arrived_and_is_still_in_the_outbox_is_sent_once(q: Queue, new: Pat
         with q.transaction(key=near) as tx:
             tx.send(b"once", key=far)
         origin, destination = shard_of(q, 0), shard_of(q, 1)
-        rows = origin.read(lambda db: outbox.waiting(db, 1), hot=False)
+        rows = origin.read(lambda db: outbox.waiting(db, 1))
         destination.run(lambda tx: outbox.arrive(tx, origin.incarnation, rows))
         q.close()
         done = strictq.merge(q.path or "", new)

@@ -97,7 +97,7 @@ class Bulk:
             ConfigError: the batch is older than those that are remembered of its writer.
         """
         shard = self._shard(self.home(token))
-        found = shard.read(bound(applied.find, token), hot=False)
+        found = shard.read(bound(applied.find, token))
         shard.confirm()
         return found
 
@@ -168,7 +168,7 @@ class Bulk:
 
     def unfinished(self) -> list[Token]:
         """Return the batches that were decided and are incomplete, because their writers died."""
-        return [token for shard in self._store.healthy() for token in shard.read(applied.unfinished, hot=False)]
+        return [token for shard in self._store.healthy() for token in shard.read(applied.unfinished)]
 
     # ---- their files
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import apsw
 
 from ... import _files as files
-from ..._errors import StoreCorrupt
+from ..._errors import StoreBusy, StoreCorrupt
 from ..disk import checksums
-from .calls import bound
 from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
 from .writer import Host, Writer, in_read_transaction
 
 if TYPE_CHECKING:
     from ..hot.look import Shadows
+    from ..hot.memory import Memory
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 READ_CACHE_KIB: Final = 4 * 1024
@@ -29,6 +30,7 @@ class Reader:
     Args:
         connect: opens a connection to the shard.
         writer: the shard's writer; it verifies the file when it opens.
+        memory: its own hot lanes.
         shadows: what `look` sees besides the tables.
     """
 
@@ -38,9 +40,11 @@ class Reader:
         writer: Writer,
         shard: int,
         host: Host,
+        memory: Memory,
         shadows: Shadows | None = None,
     ) -> None:
         self._shadows = shadows
+        self._memory = memory
         self._connect = connect
         self._writer = writer
         self._shard = shard
@@ -56,10 +60,22 @@ class Reader:
         """
         return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
 
-    def hot_outlook(self) -> tuple[bool, int]:
-        """Return Shadows.outlook."""
-        assert self._shadows is not None
-        return self.glance(bound(in_read_transaction, self._shadows.outlook))
+    def look_at(self, pick: Callable[[Memory, apsw.Connection], P], look: Callable[[apsw.Connection, P], T], seconds: float) -> T:
+        """Run `look` in a read transaction, with a part of the hot lanes.
+
+        Args:
+            pick: takes this part from a memory, as of the read transaction.
+            seconds: how long to wait for the writer's memory. This reader's own one has to read everything that was written
+                since it was last used.
+        """
+
+        def picked(db: apsw.Connection) -> P:
+            try:
+                return self._writer.lend(lambda memory: pick(memory, db), seconds)
+            except StoreBusy:
+                return pick(self._memory, db)
+
+        return self.look(lambda db: look(db, picked(db)), shadows=False)
 
     def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool | None) -> T:
         shadows = self._shadows

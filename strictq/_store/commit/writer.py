@@ -282,6 +282,13 @@ class Writer:
         """Run `look` in a read transaction on the writing connection. For short reads only."""
         return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *OF_PYTHON), seconds)
 
+    def lend(self, work: Callable[[Memory], T], seconds: float) -> T:
+        """Run `work` on memory with the write lock held. Raises StoreBusy if this thread, or another one, keeps it."""
+        if self._hot is None or self.is_inside:
+            raise StoreBusy("this thread holds the shard's write lock", shard=self._shard)
+        hot = self._hot
+        return self._locked(lambda: work(hot), seconds)
+
     def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `work` on the writing connection with its lock held. `work` manages its own transactions.
 

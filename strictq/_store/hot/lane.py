@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -70,9 +71,12 @@ class HotLane:
         expires: the time before which no message of it expires.
         number: the id of its row in `lane`; 0: it is unknown, or there is none.
         gone: it has cooled. Its key may be hot again, as another object.
+        rowless: whether it has no row in `lane`, as of the last `Memory.figures`; None: that has not looked it up.
     """
 
-    __slots__ = ("active_at", "done", "expires", "gone", "key", "lease", "listed", "next", "number", "rows", "seq", "touched")
+    __slots__ = (
+        "active_at", "done", "expires", "gone", "key", "lease", "listed", "next", "number", "rowless", "rows", "seq", "touched",
+    )  # fmt: skip
 
     def __init__(self, key: bytes, seq: int, number: int = 0) -> None:
         self.key = key
@@ -87,6 +91,7 @@ class HotLane:
         self.expires = NEVER
         self.listed = 0
         self.gone = False
+        self.rowless: bool | None = None
 
     @classmethod
     def of_tail(cls, key: bytes, tail: int) -> HotLane:
@@ -121,6 +126,12 @@ class HotLane:
     def is_over(self, now: int) -> bool:
         """Return whether one of its messages may have expired."""
         return now >= self.expires
+
+    def copy(self) -> HotLane:
+        """Return a copy that later changes of memory do not affect."""
+        lane = copy.copy(self)
+        lane.rows, lane.lease = list(self.rows), copy.copy(self.lease)
+        return lane
 
     # Its rows in the tables, under a given number.
 

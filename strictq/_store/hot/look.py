@@ -23,8 +23,8 @@ _COUNTER: Final = SHARD.read_counter.replace("FROM counter", "FROM main.counter"
 class Shadows:
     """The hot lanes of a shard in the temporary tables of one connection. Used inside its read transactions, one at a time."""
 
-    def __init__(self, shard: int) -> None:
-        self._memory = Memory(shard)
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._known: apsw.Connection | None = None
         """The connection whose temporary tables and views are known."""
         self._made = False
@@ -79,11 +79,6 @@ class Shadows:
         totals = Totals(*row)
         self._memory.agree(db, totals)
         return totals
-
-    def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
-        """Return whether a hot lane is ready, and the time before which no lease of theirs ends."""
-        self._agree(db)
-        return self._memory.order.head() is not None, self._memory.next_deadline
 
     def forget(self) -> None:
         """Discard the state: what was prepared was rolled back."""

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
 from ..._errors import StoreCorrupt
-from ..._sql import HOT
+from ..._sql import HOT, LANES
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
-from ..lanes.leases import EXPIRES, ID, KEY, SEQ, Row
+from ..lanes.leases import EXPIRES, ID, KEY, SENT_AT, SEQ, Row
 from .journal import ACK, CLAIM, COOL, ENTRY_ID, EXTEND, ID_BYTES, RELEASE, START, Entry, decoded_keys
 from .lane import NO_ROWS, Claim, HotLane, HotLease
 from .order import ReadyOrder
@@ -33,6 +33,21 @@ if TYPE_CHECKING:
     from ..lanes.send import Item
 
 _ID_OF: Final = itemgetter(ID)
+
+
+class Figures(NamedTuple):
+    """What `stats` reports of hot lanes.
+
+    Attributes:
+        totals: the counter row, and what the logs and hot lanes add to it.
+        in_flight: messages under leases that have not expired.
+        oldest, unattempted: when the oldest message, and the oldest one without an attempt, were sent.
+    """
+
+    totals: Totals
+    in_flight: int
+    oldest: int | None
+    unattempted: int | None
 
 
 class Memory:
@@ -74,6 +89,14 @@ class Memory:
         """Rows of the inbox."""
         self._owners: list[HotLane] = []
         """The lanes of these rows."""
+        self._first = self._fresh = 0
+        """Places in `ids`: no message before the one is unresolved, and none before the other is without an attempt."""
+        self._leased = 0
+        """The number of leased messages."""
+        self._rowless = 0
+        """The number of lanes that are `HotLane.rowless`."""
+        self._looked_up: tuple[int, int] | None = None
+        """`last_lane` and `lanes` of the counter row when these were looked up."""
         self.order = ReadyOrder()
         self._torn: dict[HotLane, int] = {}
         """While the logs are read: lanes that were leased together with messages that have been cut, and the tokens. See
@@ -154,6 +177,87 @@ class Memory:
         self.agree(db, Totals.read(db))
         return self.order.head() is not None, self.next_deadline
 
+    def lane(self, db: apsw.Connection, key: bytes) -> HotLane | None:
+        """Return a copy of a key's lane, as of this read transaction. None: it is not hot."""
+        self._follow(db)
+        lane = self.lanes.get(key)
+        return None if lane is None else lane.copy()
+
+    def lane_with(self, db: apsw.Connection, arrival: int) -> HotLane | None:
+        """Return a copy of the lane that this message was sent to. None: it is not hot, or its row is no longer in the inbox."""
+        self._follow(db)
+        at = bisect_left(self.ids, arrival)
+        lane = self._owners[at] if at < len(self.ids) and self.ids[at] == arrival else None
+        return None if lane is None or lane.gone else lane.copy()
+
+    def _follow(self, db: apsw.Connection) -> None:
+        """Read what other processes wrote to the logs."""
+        seen, top, _ = db.execute(HOT.newest).get
+        if self.is_behind(seen, top):
+            self.totals = None
+            self._catch_up(db, seen, top)
+
+    def figures(self, db: apsw.Connection, now: int) -> Figures:
+        """Return what `stats` reports, as of this read transaction.
+
+        The cost is proportional to the changes since the last call. After a lease has expired, until a writer ends it, it is
+        proportional to the number of hot lanes.
+        """
+        totals = Totals.read(db)
+        self.agree(db, totals)
+        self._look_up(db, totals)
+        totals.lanes += self._rowless
+        expired = self.expired(now, len(self.lanes)) if now >= self.next_deadline else []
+        running = self._leased - sum(lane.lease.pending for lane in expired if lane.lease is not None)
+        return Figures(totals, running, self._oldest(), self._oldest_unattempted())
+
+    def _look_up(self, db: apsw.Connection, totals: Totals) -> None:
+        """Count the lanes without a row. A lane is looked up once, unless rows of `lane` were deleted."""
+        before, self._looked_up = self._looked_up, None  # an interrupt must not leave a part of it
+        created: list[Any] = []
+        if before is not None and totals.last_lane - before[0] <= len(self.lanes):
+            created = db.execute(HOT.lanes_since, (before[0],)).fetchall()
+        if before is None or totals.lanes - before[1] != len(created):
+            self._rowless, created = 0, []
+            for lane in self.lanes.values():
+                lane.rowless = None
+        for (key,) in created:
+            if (known := self.lanes.get(key)) is not None and known.rowless:
+                known.rowless = False
+                self._rowless -= 1
+        for lane in reversed(self.lanes.values()):
+            if lane.rowless is not None:
+                break  # those that became hot before it were looked up, too
+            lane.rowless = db.execute(LANES.by_key, (lane.key,)).get is None
+            self._rowless += lane.rowless
+        self._looked_up = totals.last_lane, totals.lanes
+
+    def _oldest(self) -> int | None:
+        """Return when the oldest unresolved message was sent. It is the first one of its lane."""
+        ids, owners = self.ids, self._owners
+        while self._first < len(ids):
+            lane = owners[self._first]
+            if lane.rows and lane.rows[0][ID] == ids[self._first] and not lane.gone:
+                sent_at: int = lane.rows[0][SENT_AT]
+                return sent_at
+            self._first += 1
+        return None
+
+    def _oldest_unattempted(self) -> int | None:
+        """Return when the oldest message was sent that no handler was started for."""
+        ids, owners = self.ids, self._owners
+        self._fresh = max(self._fresh, self._first)
+        while self._fresh < len(ids):
+            lane, arrival = owners[self._fresh], ids[self._fresh]
+            at = bisect_left(lane.rows, arrival, key=_ID_OF)
+            if at < len(lane.rows) and not lane.gone:
+                row = lane.rows[at]
+                if row[ID] == arrival and (lane.lease is None or row[SEQ] > lane.lease.started):
+                    sent_at: int = row[SENT_AT]
+                    return sent_at
+            self._fresh += 1
+        return None
+
     def undone(self, db: apsw.Connection) -> None:
         """Adapt to the rollback of an operation of a group, in a transaction that continues."""
         if self.unsure:
@@ -229,6 +333,7 @@ class Memory:
                 is_held = lane.lease is not None and lane.lease.claim.token != self._torn.get(lane)
                 if is_held or rows[-1] is not lane.rows[len(rows) - 1]:
                     raise StoreCorrupt(f"row {event} of its journal leases messages twice", shard=self._shard)
+            self.release([lane for lane, _ in picked if lane.lease is not None])
             self.lease(picked, claim)
             if sum(len(rows) for _, rows in picked) < len(ids):
                 self._torn.update((lane, claim.token) for lane, _ in picked)
@@ -375,6 +480,7 @@ class Memory:
     def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
         """Lease the first messages of some lanes."""
         new, before, charged = HotLease.__new__, claim.before, claim.charged
+        leased = 0
         for lane, rows in taken:
             first = rows[0]
             lease = lane.lease = new(HotLease)  # its fields are set here, because a call costs as much as they do
@@ -382,12 +488,14 @@ class Memory:
             lease.lo = lo = first[SEQ]
             lease.low = first[ID]
             lease.pending = n = len(rows)
+            leased += n
             if n == 1:
                 lease.hi = lo
                 lease.started = lo if charged else lo - before
             else:
                 lease.hi = rows[-1][SEQ]
                 lease.started = lo - before
+        self._leased += leased
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
@@ -395,7 +503,7 @@ class Memory:
         """Ack messages of some leases. Each lane occurs once. Return whether a lane is ready now."""
         ready = False
         claim: Claim | None = None
-        token = 0
+        token = acked = 0
         for lane, rows in picked:
             lease = lane.lease
             assert lease is not None
@@ -403,6 +511,7 @@ class Memory:
                 claim = lease.claim
                 token = claim.token
             n = len(rows)
+            acked += n
             first = rows[0]
             waiting = lane.rows
             if n == len(waiting):
@@ -425,6 +534,7 @@ class Memory:
                 if waiting:
                     self.order.insert(lane)
                     ready = True
+        self._leased -= acked
         return ready
 
     def start(self, some: Iterable[tuple[HotLane, int]]) -> None:
@@ -443,7 +553,10 @@ class Memory:
     def release(self, some: Iterable[HotLane]) -> None:
         """Release whole leases."""
         for lane in some:
-            lane.lease = None
+            if lane.lease is not None:
+                self._leased -= lane.lease.pending
+                self._fresh = min(self._fresh, bisect_left(self.ids, lane.rows[0][ID]))
+                lane.lease = None
             self.order.insert(lane)
 
     def cool(self, keys: Iterable[bytes], upto: int, known: Iterable[bytes]) -> None:
@@ -465,10 +578,15 @@ class Memory:
             if lane.touched <= upto and not lane.gone:
                 self._leave(lane)
         del self.ids[:n], self._owners[:n]
+        self._first, self._fresh = max(self._first - n, 0), max(self._fresh - n, 0)
 
     def _leave(self, lane: HotLane) -> None:
         lane.gone = True
         del self.lanes[lane.key]
+        if lane.lease is not None:
+            self._leased -= lane.lease.pending
+        if lane.rowless:
+            self._rowless -= 1
 
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Return whether there is nothing to claim in the tables.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import heapq
 import os
+from bisect import bisect_left
+from collections.abc import Iterable
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -14,8 +17,8 @@ from ... import _hints as hints
 from ..._clock import QueueTime
 from ..._config import QueueConfig
 from ..._errors import UnknownMessage
-from ..._keys import ASIDE, KEYLESS, decode_key
-from ..._sql import HANDOUT, INSPECT, LANES, SHARD
+from ..._keys import ASIDE, KEYLESS, decode_key, is_keyless
+from ..._sql import CLAIM, HANDOUT, HOT, INSPECT, LANES, SHARD
 from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
@@ -24,15 +27,19 @@ from ..topology import Range
 from . import failures
 from .headers import headers as stored_headers
 from .lanes import Lane, LeaseRow
+from .leases import BODY, EXPIRES, HEADERS, ID, SENT_AT, SEQ
 from .retries import span
 
 if TYPE_CHECKING:
     from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
+    from ..hot.lane import HotLane
+    from ..hot.memory import Figures
 
 AGES_OVER: Final = 10_000
 """The number of lanes in one state whose heads are read for ages."""
 
 
+_SEQ_OF: Final = itemgetter(SEQ)
 AFTER_ASIDES: Final = bytes([ASIDE[0] + 1])
 """Appended to the key of a lane for keyless messages, it sorts after the keys of all lanes with a single message of it."""
 
@@ -45,12 +52,26 @@ class _View:
         self.now = now
         self.lane = Lane._make(db.execute(LANES.get, (lane,)).get)
         row = db.execute(LANES.lease, (lane,)).get
-        self.last_lease = lease = None if row is None else LeaseRow._make(row)
+        self.last_lease = None if row is None else LeaseRow._make(row)
         """The lease, even if its time is over: its starts count until it is retaken."""
-        self.lease = lease if lease is not None and not lease.expired and lease.deadline > now else None
         self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
         self.tail = max(db.execute(LANES.tail, (lane,)).get or 0, self.lane.last_seq)
         self.depth = self.tail - self.lane.resolved
+
+    @property
+    def lease(self) -> LeaseRow | None:
+        """The lease, if its time is not over."""
+        lease = self.last_lease
+        return lease if lease is not None and not lease.expired and lease.deadline > self.now else None
+
+    def messages(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
+        """Return the first messages from a seq on, with the columns of INSPECT.peek."""
+        return self.db.execute(INSPECT.peek, (self.lane.id, first, limit))
+
+    def message(self, seq: int) -> tuple[Any, ...] | None:
+        """Return an unresolved message with the columns of INSPECT.message."""
+        row: tuple[Any, ...] | None = self.db.execute(INSPECT.message, (self.lane.id, seq)).get
+        return row
 
     def state_of(self, seq: int, due: int | None) -> State:
         """Return the state of an unresolved message."""
@@ -71,13 +92,51 @@ class _View:
         return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
 
 
-def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
+class _HotView(_View):
+    """A hot lane. It has no delay, and its messages have no attempts, errors or outputs."""
+
+    def __init__(self, db: apsw.Connection, hot: HotLane, now: int) -> None:
+        self.db = db
+        self.now = now
+        number = db.execute(LANES.by_key, (hot.key,)).get or 0
+        row = db.execute(LANES.get, (number,)).get or (0, hot.key, 0, 0, 0, 0, None, None, 0, None, None, None, None, None)
+        self.lane = Lane._make(row)
+        lease = hot.lease_row(number)
+        self.last_lease = None if lease is None else LeaseRow(*lease, expired=0, ack_first=0, redrive=0, closed=0)
+        self.due = None
+        self.tail = hot.seq
+        self.depth = len(hot.rows)
+        self._rows = hot.rows
+
+    def _from(self, seq: int) -> int:
+        return bisect_left(self._rows, seq, key=_SEQ_OF)
+
+    def messages(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
+        at = self._from(first)
+        return [
+            (
+                row[SEQ], row[ID], self.db.execute(CLAIM.body, (row[ID],)).get if row[BODY] is None else row[BODY], row[HEADERS],
+                0, row[SENT_AT], None, row[EXPIRES], None, 0, None,
+            )
+            for row in self._rows[at : at + limit]
+        ]  # fmt: skip
+
+    def message(self, seq: int) -> tuple[Any, ...] | None:
+        found = self._rows[self._from(seq) :][:1]
+        return (0, None, None, None, None) if found and found[0][SEQ] == seq else None
+
+
+def _view(db: apsw.Connection, key: bytes, now: int, hot: HotLane | None) -> _View | None:
+    if hot is not None:
+        return _HotView(db, hot, now)
     lane = db.execute(LANES.by_key, (key,)).get
     return None if lane is None else _View(db, lane, now)
 
 
-def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int, seq: int = 0) -> list[PeekedMessage]:
-    view = _view(db, key, time.now())
+def peek(
+    db: apsw.Connection, hot: HotLane | None, key: bytes, limit: int, time: QueueTime, shard: int, seq: int = 0
+) -> list[PeekedMessage]:
+    view = _view(db, key, time.now(), hot)
     return [] if view is None else _peeked(view, seq, limit, time, shard)
 
 
@@ -101,10 +160,23 @@ def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) ->
     return found
 
 
-def peek_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+def peek_keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     """Return the unresolved keyless message with an arrival number, if there is one."""
+    found = _keyless(db, hot, arrival, time.now())
+    return [] if found is None else _peeked(*found, 1, time, shard)
+
+
+def _keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, now: int) -> tuple[_View, int] | None:
+    """Return lane and seq of an unresolved keyless message.
+
+    Args:
+        hot: the hot lane that it was sent to.
+    """
+    if hot is not None and is_keyless(hot.key):
+        seqs = [row[SEQ] for row in hot.rows if row[ID] == arrival]
+        return (_HotView(db, hot, now), seqs[0]) if seqs else None
     found = find_keyless(db, INSPECT.next_message, arrival)
-    return [] if found is None else _peeked(_View(db, found[0], time.now()), found[1], 1, time, shard)
+    return None if found is None else (_View(db, found[0], now), found[1])
 
 
 def find_keyless(db: apsw.Connection, following: str, arrival: int) -> tuple[int, int] | None:
@@ -150,38 +222,39 @@ def _seq_of(db: apsw.Connection, following: str, lane: int, arrival: int) -> int
 def _peeked(view: _View, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     from ..._findings import PeekedMessage
 
-    rows = view.db.execute(INSPECT.peek, (view.lane.id, first, limit))
     return [
         PeekedMessage(
             key=decode_key(view.lane.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
         )
-        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in rows
+        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in view.messages(first, limit)
     ]  # fmt: skip
 
 
-def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+def status(db: apsw.Connection, hot: HotLane | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
     shown: Any = decode_key(key)
-    view = _view(db, key, time.now())
+    view = _view(db, key, time.now(), hot)
     if view is None or not 1 <= seq <= view.tail:
         raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
     return _status(view, seq, time)
 
 
-def status_of_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> MessageStatus | None:
+def status_of_keyless(
+    db: apsw.Connection, hot: HotLane | None, arrival: int, time: QueueTime, shard: int
+) -> MessageStatus | None:
     """Return the status of a keyless message by its arrival number. None: it is resolved, or has a key.
 
     Raises:
         UnknownMessage: the number was never issued.
     """
-    if not 1 <= arrival <= db.execute(SHARD.last_id).get:
+    if not 1 <= arrival <= db.execute(HOT.last_id).get:
         raise UnknownMessage(f"shard {shard} has issued no id {arrival}")
-    for following in (INSPECT.next_message, INSPECT.next_dead):
-        found = find_keyless(db, following, arrival)
-        if found is not None:
-            return _status(_View(db, found[0], time.now()), found[1], time)
-    return None
+    found = _keyless(db, hot, arrival, time.now())
+    if found is not None:
+        return _status(*found, time)
+    dead = find_keyless(db, INSPECT.next_dead, arrival)
+    return None if dead is None else _status(_View(db, dead[0], time.now()), dead[1], time)
 
 
 def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
@@ -189,7 +262,7 @@ def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
 
     db = view.db
     shown: Any = decode_key(view.lane.key)
-    row = db.execute(INSPECT.message, (view.lane.id, seq)).get
+    row = view.message(seq)
     if row is not None:
         attempts, due, error, output, errors = row
         state = view.state_of(seq, due)
@@ -212,15 +285,17 @@ def errors(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> tuple[
     return failures.shown(db.execute(INSPECT.errors, (key, seq)).get, time)
 
 
-def explain(db: apsw.Connection, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
+def explain(
+    db: apsw.Connection, hot: HotLane | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig
+) -> Explanation:
     from ..._findings import Explanation
 
     shown: Any = decode_key(key)
-    view = _view(db, key, time.now())
+    view = _view(db, key, time.now(), hot)
     if view is None:
         return Explanation(shown, "empty", hints.NEVER_SENT, None, 0, 0, 0, None, None, None, None, None, False, shard)
     dead = db.execute(INSPECT.dead_count, (view.lane.id,)).get
-    head = db.execute(INSPECT.peek, (view.lane.id, 0, 1)).get
+    head = next(iter(view.messages(0, 1)), None)
     seq, attempts, error = (None, 0, None) if head is None else (head[0], view.attempts(head[0], head[4]), head[8])
     solo = seq is not None and view.lane.solo_to >= seq
     state: Any = "empty"
@@ -294,13 +369,17 @@ def waiting(db: apsw.Connection, now: int) -> tuple[int, int | None]:
     return Totals.read(db).pending - apart, min((at for at in (ready, over) if at is not None), default=None)
 
 
-def stats(db: apsw.Connection, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int) -> ShardStats:
+def stats(
+    db: apsw.Connection, hot: Figures | None, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int
+) -> ShardStats:
     now = time.now()
-    t = Totals.read(db)
-    in_flight = db.execute(INSPECT.in_flight, (now,)).get
+    t = Totals.read(db) if hot is None else hot.totals
+    in_flight = db.execute(INSPECT.in_flight, (now,)).get + (0 if hot is None else hot.in_flight)
     delayed = db.execute(INSPECT.in_delayed, (now,)).get
     held = db.execute(INSPECT.in_held, (now,)).get
     oldest, unattempted = db.execute(INSPECT.oldest, (AGES_OVER,)).get
+    if hot is not None:
+        oldest, unattempted = _earlier(oldest, hot.oldest), _earlier(unattempted, hot.unattempted)
     rate = decayed_rate(t, now)
     rows: list[Any] = db.execute(SHARD.rare_totals).fetchall()
     rare: dict[str, int] = dict(rows)
@@ -317,6 +396,10 @@ def stats(db: apsw.Connection, part: Range, time: QueueTime, path: Path | None, 
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
         handout_bytes=db.execute(HANDOUT.bytes_total).get,
     )  # fmt: skip
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((at for at in (one, other) if at is not None), default=None)
 
 
 def _age(now: int, sent: int | None) -> float | None:

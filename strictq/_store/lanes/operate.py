@@ -225,7 +225,7 @@ def redrive_all(store: Store) -> int:
 def _redrive_all(store: Store) -> Iterator[int]:
     for shard in store.healthy():
         after = 0
-        while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP), hot=False):
+        while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP)):
             for lane in found:
                 yield from _redrive_lane(shard, lane, None)
             after = found[-1]
@@ -284,7 +284,7 @@ def _forget_history(store: Store, key: bytes | None, shard: int | None, upto: in
     if key is not None:
         shard = store.shard_of(key).number
     for each in store.healthy() if shard is None else [store.shards[shard]]:
-        at, end = 0, each.read(history.newest, hot=False) if upto is None else upto
+        at, end = 0, each.read(history.newest) if upto is None else upto
         while at < end:
             gone, at = each.drain(bound(history.purge_step, at, end, key))
             yield gone

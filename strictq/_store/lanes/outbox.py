@@ -90,7 +90,7 @@ def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
 def _from(shards: Sequence[Shard], origin: Shard) -> None:
     """Forward one shard's sends to the others. A destination that fails does not block the next one."""
     failed: StrictqError | None = None
-    for number in origin.read(destinations, hot=False):
+    for number in origin.read(destinations):
         try:
             if not 0 <= number < len(shards):
                 raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
@@ -103,7 +103,7 @@ def _from(shards: Sequence[Shard], origin: Shard) -> None:
 
 def _to(origin: Shard, destination: Shard) -> None:
     number = destination.number
-    while rows := origin.read(bound(waiting, number), hot=False):
+    while rows := origin.read(bound(waiting, number)):
         origin.sync()
         destination.drain(bound(arrive, origin.incarnation, rows))
         destination.sync()

@@ -176,7 +176,7 @@ class _Salvage:
                 for source in shards:
                     source.save(store)
                 self._check(store)
-                counts = [shard.read(lambda db: db.execute(CHECK.totals).get, hot=False) for shard in store.shards]
+                counts = [shard.read(lambda db: db.execute(CHECK.totals).get) for shard in store.shards]
             finally:
                 store.close()
         finally:

@@ -19,6 +19,7 @@ from ..._keys import is_keyless
 from ..._sql import HOT, MERGE
 from ..disk import layout
 from ..hot.look import Shadows
+from ..hot.memory import Memory
 
 PENDING_MAX: Final = 200_000
 """If a shard has more unresolved messages, none are noted: a promotion must not wait for that."""
@@ -34,7 +35,7 @@ def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
         return None
     db.execute("BEGIN")
     try:
-        Shadows(shard).prepare(db, True)
+        Shadows(Memory(shard)).prepare(db, True)
         return ranges((key, seq) for _, key, seq, dead in db.execute(MERGE.listed) if not dead and not is_keyless(key))
     finally:
         db.execute("ROLLBACK")
