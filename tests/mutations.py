@@ -209,13 +209,6 @@ MUTATIONS = [
         *LOOKS,
     ),
     _store(
-        "a look beside a transaction waits only briefly",
-        "shard.py",
-        "pick(hot, db)), MEMORY_SECONDS)",
-        "pick(hot, db)))",
-        *LOOKS,
-    ),
-    _store(
         "a lane that cools in a claim keeps its place",
         "lanes/claim.py",
         "min(head[0] - 1, last)",
