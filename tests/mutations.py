@@ -1398,7 +1398,7 @@ MUTATIONS = [
         "commit/calls.py",
         "        self.is_open = False\n        open_transaction",
         "        self.is_open = True\n        open_transaction",
-        "tests/store/test_interrupts.py",
+        "tests/store/test_every_interrupt.py",
     ),
     Mutation(
         "an interrupt cannot skip the end of a transaction",

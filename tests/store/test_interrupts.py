@@ -293,13 +293,27 @@ class InterruptIn:
             raise KeyboardInterrupt
 
 
+def test_an_interrupted_transaction_in_memory_is_rolled_back() -> None:
+    """The connection holds the data, so it can't be closed."""
+    with strictq.open(":memory:") as q:
+        q.send(b"", "k")
+        (d,) = q.receive()
+        q.app_schema("CREATE TABLE app_t (a)")
+        with pytest.raises(KeyboardInterrupt), InterruptIn("_leaving.py", "_wait"):
+            transact(q, d)
+        assert at_rest(q)
+        assert q.query("SELECT * FROM app_t") == []
+        d.ack()
+
+
 def test_reads_that_an_interrupt_left_in_a_traceback_do_not_go_on(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "queue") as q, strictq.open(tmp_path / "queue") as other:
         q.send_many([strictq.Message(b"", key="k") for _ in range(100)])
 
         def interrupted(db: apsw.Connection) -> None:
-            for _ in db.execute("SELECT id FROM inbox"):
-                raise KeyboardInterrupt
+            rows = db.execute("SELECT id FROM inbox")  # the traceback keeps it
+            next(rows)
+            raise KeyboardInterrupt
 
         shard = shard_of(q)
         for read in (
