@@ -447,7 +447,7 @@ class SchemaMismatch(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The COMMIT failed, or a step that follows it: the call may have taken effect, wholly or in part.
+    """The COMMIT, or a step after it, failed: the call may have taken effect, wholly or in part.
 
     After a failed COMMIT, the shard was closed and will be reopened.
 

@@ -172,8 +172,8 @@ PUT_IN_SERVICE: Final = Coded(
     "until then, open it with read_only=True",
 )
 POINTS_ARE: Final = Coded("points_are", "list the states that can be restored: `strictq replicas {target} --points`")
-BASE_FOLLOWS: Final = Coded("base_follows", "the next round ships it; find out what deletes or changes files there")
-CUT_BEFORE: Final = Coded("cut_before", "the newest state before it is of {at}: restore it with cut={cut}")
+BASE_FOLLOWS: Final = Coded("base_follows", "the next round ships the whole queue; find out what deletes or changes files there")
+CUT_BEFORE: Final = Coded("cut_before", "the newest state before it is from {at}: restore it with cut={cut}")
 CHOOSE_CUT: Final = Coded("choose_cut", "choose one by its number: cut={cut}")
 CONFIRMING_TARGET: Final = Coded(
     "confirming_target", "check the replica and the network; acks are still committed here, and writes resume when it answers"
@@ -320,7 +320,7 @@ CHMOD: Final = Coded("chmod", "chmod 700 {path}")
 
 STOP_WORKER: Final = Coded("stop_worker", "stop the worker, and close the queue after run() or serve() has returned")
 USE_THREADS: Final = Coded("use_threads", "use executor='thread'")
-MORE_THREADS: Final = Coded("more_threads", "raise the limit of threads (pids.max, TasksMax, ulimit -u), or use less concurrency")
+MORE_THREADS: Final = Coded("more_threads", "raise the limit of threads (pids.max, TasksMax, ulimit -u), or lower concurrency")
 GUARD_MAIN: Final = Coded("guard_main", "put the program's code under `if __name__ == '__main__':`")
 USE_EXECUTE: Final = Coded("use_execute", "use job.execute, or executor='thread'")
 DEFINE_AT_TOP: Final = Coded("define_at_top", "define it at the top level of a module")
@@ -354,7 +354,7 @@ BATCH_DIFFERS: Final = Coded(
 OWN_JOB: Final = Coded(
     "own_job",
     "leave the option jobId out, because the query and its batch name the write; or use a job id that no other query or job has "
-    "used; if the rows of this batch are in the queue, leave this write out",
+    "used; if the rows of this batch are in the queue, skip this write",
 )
 TWO_WRITES: Final = Coded(
     "two_writes", "give each write of a batch a job id of its own that ends with the batch's number, such as good-7 and bad-7"

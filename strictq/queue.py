@@ -416,8 +416,8 @@ class Queue:
         """Return a frozen snapshot with the counts of the queue and of each shard. Each shard is read consistently.
 
         The cost does not depend on the backlog. It grows with the number of delayed and held keys. A quarantined shard counts
-        0 and has the reason. `prepare` and `process` are the durations that workers learned. `breakers` lists workers that are
-        paused because most of their handlers failed.
+        0 and has the reason. `prepare` and `process` are the durations that workers learned. `breakers` lists workers, or groups
+        of their keys, that are paused because most handlers failed.
 
         Raises:
             StoreError: a shard cannot be read now, although it is not quarantined.
@@ -518,7 +518,7 @@ class Queue:
         Args:
             force: end a timed lease that holds the message, such as that of a handler that hangs. Its token dies: what its
                 holder does later raises LeaseLost. The lease's other messages can be received again, uncharged. The handler
-                itself goes on until its worker notices that.
+                may run until its worker notices that, or longer in a thread.
         Returns:
             True if the message was unresolved; otherwise nothing was changed.
         Raises:
@@ -541,7 +541,7 @@ class Queue:
         return self._operations.reject(key, seq, reason, force=force)
 
     def resolve(self, key: Key, seq: int) -> bool:
-        """Ack one unresolved message in the place of its consumer, because its work is done.
+        """Ack one unresolved message on behalf of its consumer, because its work is done.
 
         A lease that holds it ends, as with `reject(..., force=True)`. If a named consumer's batch contains it, the batch is
         delivered without it from now on. It counts as an ack.
@@ -675,8 +675,8 @@ class Queue:
             authority: for tcps://: a PEM file with the CA certificates for the replica's; None: the system's trusted CAs.
             plaintext: for tcp:// to another host: allow the token and messages to cross that network unencrypted.
             timeout_seconds: in confirmed mode: seconds that a call waits, and that the target may be silent.
-            verify_seconds: the time in which each segment that a restore of the newest state needs is read again and verified,
-                at least 1. Missing segments are noticed within a minute. See ReplicationStatus.last_error.
+            verify_seconds: each segment that a restore of the newest state needs is read and verified again within this many
+                seconds, at least 1. Missing segments are noticed within a minute. See ReplicationStatus.last_error.
         Returns:
             The state of replication. Shipping has begun, not ended.
         Raises:
@@ -732,7 +732,7 @@ class Queue:
         Raises:
             ConfigError: a setting is unknown, out of range, or contradicts another; nothing was changed.
             InvalidArgument: this is inside a transaction of the queue; nothing was changed.
-            OutcomeUnknown: the change may be stored, or a shard could not be reached; a repetition completes it.
+            OutcomeUnknown: the change may be stored, or a shard could not be reached; repeating the call completes it.
 
         Examples:
             >>> q = strictq.open(":memory:")
@@ -752,7 +752,7 @@ class Queue:
             sql: statements on tables, indexes and views whose names start with app_.
         Raises:
             InvalidArgument: the SQL is invalid, or uses other tables; nothing was changed.
-            OutcomeUnknown: the SQL may be recorded, or a shard could not be reached; a repetition completes it.
+            OutcomeUnknown: the SQL may be recorded, or a shard could not be reached; repeating the call completes it.
         """
         self._operations.app_schema(sql)
 

@@ -108,7 +108,7 @@ def run(spark, place, seconds):
     )
 
     def write(batch, number):
-        # A repeated batch replaces itself, and no batch of another checkpoint.
+        # A repeated batch replaces itself, not a batch of another checkpoint.
         query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         batch.write.mode("overwrite").parquet(f"{place}/lake/query={query_id}/batch={number}")
 

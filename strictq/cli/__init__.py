@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "hold": ("operating", "Stop delivering the messages of a key."),
     "release": ("operating", "End a hold, or (--consumer) release the batches of a Spark stream."),
     "reject": ("operating", "Dead-letter individual messages."),
-    "resolve": ("operating", "Ack individual messages in the place of their consumer."),
+    "resolve": ("operating", "Ack individual messages on behalf of their consumer."),
     "purge": ("operating", "Delete the messages of a key or queue, except those in flight."),
     "config": ("configuring", "Show or change settings."),
     "check": ("check", "Verify a queue's files; repair or salvage them."),

@@ -58,7 +58,7 @@ WORDS: Final[dict[str, str]] = {
     "certificate_of_replica": "use --authority FILE with the authority of the replica's certificate, which must name its host",
     "replica_runs": "check that strictq replica runs there and that its port can be reached; shipping then resumes",
     "points_are": "list the states that can be restored: strictq replicas {target} --points",
-    "cut_before": "the newest state before it is of {at}: restore it with --cut {cut}",
+    "cut_before": "the newest state before it is from {at}: restore it with --cut {cut}",
     "choose_cut": "choose one by its number: --cut {cut}",
     "configure_again": "replicate again, to this or another target: strictq replicate QUEUE --to TARGET",
     "not_confirmed": (
@@ -104,7 +104,7 @@ SAME: Final = frozenset(
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
     own_job two_writes
     own_checkpoint new_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent
-    replica_is promote_other elected_other decider feed_first more_threads
+    replica_is promote_other elected_other decider feed_first more_threads base_follows
     empty leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
     change_directory
     """.split()  # noqa: SIM905

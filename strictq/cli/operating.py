@@ -194,7 +194,7 @@ def reject(
 @quiet_option
 @json_option
 def resolve(queue: Path, key: str, seqs: tuple[int, ...], key_type: KeyType, quiet: bool, as_json: bool) -> int:
-    """Ack unresolved messages in the place of their consumer, such as one whose handler hangs after its work was done.
+    """Ack unresolved messages on behalf of their consumer, such as one whose handler hangs after its work was done.
 
     A lease that holds a message ends: its other messages are ready again, and what its holder does later is refused. If a
     Spark stream's batch contains the message, the batch is delivered again without it.

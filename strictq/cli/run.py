@@ -171,7 +171,7 @@ def load(targets: Sequence[str]) -> list[App]:
         sys.path.insert(0, os.getcwd())
     apps = [_app(target) for target in targets]
     if len({app.queue.queue_id for app in apps}) != len(apps):
-        raise Failure("two of the apps use the same queue; each would dead-letter the other's messages", USAGE)
+        raise Failure("two of the apps use the same queue; each would receive the other's messages", USAGE)
     return apps
 
 

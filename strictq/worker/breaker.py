@@ -43,7 +43,7 @@ FAILED_MAX: Final = 10_000
 WITHHELD_PER_SECOND: Final = 1000
 """Messages that an open group postpones per second: a group of many keys postpones each of them for longer."""
 JITTER: Final = 0.1
-"""Jitter: a wait for a probe is shortened by up to this fraction, so that workers do not all probe at once."""
+"""A wait for a probe is shortened by up to this fraction, so that workers do not all probe at once."""
 
 
 def _seconds(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -81,8 +81,8 @@ class Breaker:
 
     Attributes:
         failure_ratio: a group opens when at least this fraction of its handlers in the window failed; more than 0, at most 1.
-        starts_min: and at least this many of them ended, 1 to 1,000, and the failures are not all of one key, whose message
-            may be the cause.
+        starts_min: at least this many of them must have ended, 1 to 1,000. The failures must be of more than one key, because a
+            single key's message may be the cause.
         window_seconds: handlers that ended earlier do not count. At most the newest 1,000 of a group count.
         probe_seconds: wait before the first probe after it opened. The wait doubles with each failed probe.
         probe_seconds_max: longest wait between two probes, and the delay of messages that fail while it is open.

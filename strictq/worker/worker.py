@@ -53,7 +53,7 @@ class WorkerStats(Report):
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
         deferred: messages that were postponed with no attempt charged: by Defer, because they failed while a breaker was open,
-            or because the breaker of their group is.
+            or because they waited for the open breaker of their group.
         poison: messages that were out of attempts, so that `on_poison` took effect; included in `retried`.
         running, preparing, prepared, buffered: current numbers of messages. Prepared ones wait for their turn; buffered ones
             are not prepared yet.
