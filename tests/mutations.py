@@ -1195,7 +1195,7 @@ MUTATIONS = [
     Mutation(
         "messages of an open group do not start",
         "strictq/worker/breaker.py",
-        "        return circuit is not None and (circuit.state == OPEN or circuit.probe is not job._lane)\n",
+        "        return circuit.state == OPEN or circuit.probe is not job._lane\n",
         "        return False\n",
         ("tests/worker/test_breaker.py",),
     ),

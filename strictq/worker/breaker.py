@@ -283,9 +283,14 @@ class Circuits:
         return job._delivery.lease._held.key if name is None else name
 
     def blocks(self, job: Job) -> bool:
-        """Return whether a job may not start, because its group is open and it is not the probe."""
+        """Return whether a job may not start, because its group is open and it is not the probe.
+
+        While the worker's breaker is open, only the worker's probe runs, of whichever group it is.
+        """
         circuit = self._open_group(job)
-        return circuit is not None and (circuit.state == OPEN or circuit.probe is not job._lane)
+        if circuit is None or self.worker.state != CLOSED:
+            return False
+        return circuit.state == OPEN or circuit.probe is not job._lane
 
     def admits(self, job: Job, now: float) -> bool:
         """Return whether a leased job may stay: its group is closed, or it becomes or is the probe of its group."""

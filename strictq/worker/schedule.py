@@ -298,6 +298,8 @@ class Board:
         if lane.jobs and lane.alive and not self.resting:
             if self.paused:
                 self._deselect(lane)
+                if lane is self._turn:  # an operator's release let its lease grow
+                    self._end_turn(lane)
                 return
             head = lane.jobs[0]
             if not self.limits.prepares or head._stage == PREPARED:
@@ -336,7 +338,7 @@ class Board:
         return working
 
     def _end_turn(self, lane: HeldLane) -> None:
-        """End the turn of a lane that is dropped, or its wait for one."""
+        """End the turn of a lane whose suspect is done, or which is dropped, or its wait for one."""
         if lane is self._turn:
             self._turn = None
         elif lane in self.suspects:

@@ -265,6 +265,21 @@ def test_the_worker_opens_while_several_groups_fail_and_none_succeeds_for_the_wi
     assert circuits.worker.opened.at == 110.0
 
 
+def test_the_probe_of_the_worker_may_be_of_an_open_group() -> None:
+    """In an outage of everything, the busiest group opens first, and its keys may be all that wait."""
+    circuits = Circuits(Breaker())
+    fail(circuits, [f"busy/{n}" for n in range(20)], 1.0)
+    fail(circuits, [f"k{n}" for n in range(40)], 20.0)
+    assert circuits.worker.state == OPEN
+    assert circuits.open["busy"].state == OPEN
+    probe = job("busy/new", circuits.permit, lane="the probe")
+    circuits.worker.start_probe("the probe")
+    assert not circuits.blocks(probe)
+    circuits.succeeded(job("k1", circuits.permit), 21.0)
+    assert circuits.worker.state == CLOSED
+    assert circuits.blocks(probe), "from now on, its own group's breaker decides"
+
+
 def test_failures_are_charged_again_if_others_go_on_succeeding() -> None:
     circuits = Circuits(Breaker())
     charged = 0

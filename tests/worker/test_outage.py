@@ -448,6 +448,45 @@ def test_one_tenants_outage_stops_that_tenants_messages_only(make: Make, kind: s
     assert q.check() == []
 
 
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_worker_goes_on_after_an_outage_of_everything(make: Make, prepares: bool) -> None:
+    q = make()
+    down = threading.Event()
+    down.set()
+
+    def fetch(job: Job) -> None:
+        if down.is_set():
+            raise DependencyDown("connection refused")
+
+    def handle(job: Job) -> None:
+        if not prepares:
+            fetch(job)
+
+    rules = Breaker(starts_min=4, window_seconds=0.5, probe_seconds=0.02, probe_seconds_max=0.05)
+    worker = Worker(q, handle, fetch if prepares else None, concurrency=2, breaker=rules)
+    q.send_many([strictq.Message(b"", key=f"busy/{n}") for n in range(40)])
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until(lambda: any(b.group == "busy" for b in q.stats().breakers))
+        sent = 40
+
+        def worker_opens() -> bool:
+            nonlocal sent
+            q.send_many([strictq.Message(b"", key=f"{group}{sent}/x") for group in ("busy/new", "b", "c", "d")])
+            sent += 4
+            return any(b.group is None for b in q.stats().breakers)
+
+        wait_until(worker_opens)
+        down.clear()
+        wait_until(lambda: q.stats().depth == 0)
+    finally:
+        worker.stop()
+        thread.join(PATIENCE_SECONDS)
+    stats = q.stats()
+    assert (stats.acks, stats.dead) == (sent, 0)
+
+
 def test_a_message_that_waits_for_its_group_is_charged_nothing_and_says_why(make: Make) -> None:
     q = make()
     events: list[WorkerEvent] = []

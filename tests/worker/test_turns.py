@@ -129,6 +129,29 @@ def test_a_suspect_waits_for_what_runs_and_lanes_go_on_after_it(q: Queue, clock:
     assert sorted(map(str, stage.begin())) == ["a", "b"]
 
 
+def test_a_turn_ends_with_the_suspect_also_if_its_lane_goes_on(q: Queue, clock: FakeClock) -> None:
+    """An operator's hold and release end the suspicion while the suspect runs, so that its lease may grow."""
+    send(q, "s")
+    suspect(q, clock, "s")
+    turns = Turns()
+    stage, other = Stage(turns, concurrency=8, prepares=True), Stage(turns, concurrency=8)
+    stage.lease(q)
+    assert stage.prepare() == ["s"]
+    stage.prepared("s")
+    assert stage.begin() == ["s"]
+    q.hold("s")
+    q.release("s")
+    send(q, "s")
+    (lane,) = stage.board.growing()
+    stage.board.add(lane.lease.more(4), 0.0)
+    stage.end("s")
+    assert turns.owner is None
+    assert not other.board.paused
+    assert stage.prepare() == ["s"]
+    stage.prepared("s")
+    assert stage.begin() == ["s"]
+
+
 def test_the_second_worker_of_a_process_waits(q: Queue, clock: FakeClock) -> None:
     turns = Turns()
     one, other = Stage(turns, concurrency=8), Stage(turns, concurrency=8)
