@@ -1193,6 +1193,13 @@ MUTATIONS = [
         ("tests/worker/test_breaker.py",),
     ),
     Mutation(
+        "a read-only plan of hot lanes holds for one state of their logs",
+        "strictq/_store/bulk/scan.py",
+        "        if db.execute(HOT.newest).get != plan.as_of:\n",
+        "        if False:\n",
+        ("tests/store/test_looks.py",),
+    ),
+    Mutation(
         "messages of an open group do not start",
         "strictq/worker/breaker.py",
         "        return circuit.state == OPEN or circuit.probe is not job._lane\n",

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 import attrs
 
-from ..._errors import InvalidArgument, StoreCorrupt
+from ... import _hints as hints
+from ..._errors import InvalidArgument, StoreCorrupt, StoreError
 from ..._keys import ASIDE
 from ..._sql import CLAIM, HOT, LANES, SCAN, choose
 from ..commit.calls import bound
@@ -25,6 +26,8 @@ from ..lanes.leases import BODY, ID, KEY, LANE, SEQ, Row
 from ..shard import Shard
 from . import packing
 from .columns import MessageRange, PackedColumns, Runs
+
+T = TypeVar("T")
 
 STEP: Final = 2_000
 STEP_BYTES: Final = 16 * 1024 * 1024
@@ -48,6 +51,10 @@ class Segment:
     keyless: bool = False
 
 
+COLD: Final = (0, 0, 0)
+"""Of a plan whose messages are all in the tables."""
+
+
 @attrs.frozen
 class Plan:
     """A scan of one shard.
@@ -56,13 +63,14 @@ class Plan:
         newest: arrival number of the newest message that belongs to it.
         last_lane: the newest lane.
         tasks: the segments of each task.
-        hot: whether some of its messages are in the logs of hot lanes only, because they were planned on a read-only queue.
+        as_of: what `HOT.newest` returned, if some of its messages are only in the logs of hot lanes, because the queue is open
+            read-only. Lanes without a row have numbers that hold for this state alone. COLD: every message is in the tables.
     """
 
     newest: int
     last_lane: int
     tasks: tuple[tuple[Segment, ...], ...]
-    hot: bool = False
+    as_of: tuple[int, int, int] = COLD
 
 
 def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
@@ -133,7 +141,7 @@ def columns(
     columns = _Columns(shard.number, plan, segment, wanted, runs)
     pause, paused = 1, 0
     while not columns.whole:
-        found = None if paused else shard.look(columns.step, hot=plan.hot)
+        found = None if paused else _look(shard, plan, columns.step)
         if found is not None:
             pause = 1
             if found.messages:
@@ -143,9 +151,7 @@ def columns(
             paused -= 1
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        rows, columns.whole = shard.look(
-            bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)), hot=plan.hot
-        )
+        rows, columns.whole = _look(shard, plan, bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)))
         if rows:
             yield rows
             columns.at = rows[-1][LANE], rows[-1][SEQ]
@@ -245,12 +251,33 @@ def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
 def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     lane, seq = segment.after, NEVER
     while True:
-        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)), hot=plan.hot)
+        rows, whole = _look(shard, plan, bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)))
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
         if whole:
             return
+
+
+def _look(shard: Shard, plan: Plan, step: Callable[[apsw.Connection], T]) -> T:
+    """Run a step of a plan in a read transaction.
+
+    Raises:
+        StoreError: the plan needs the logs of hot lanes, and another process has changed them since.
+    """
+    if plan.as_of == COLD:
+        return shard.look(step, hot=False)
+
+    def unchanged(db: apsw.Connection) -> T:
+        if db.execute(HOT.newest).get != plan.as_of:
+            raise StoreError(
+                "its newest messages are in the logs of hot lanes, which changed while they were read",
+                shard=shard.number,
+                hint=hints.OPEN_WRITABLE,
+            )
+        return step(db)
+
+    return shard.look(unchanged, hot=True)
 
 
 def _step(db: apsw.Connection, statement: str, values: tuple[int, ...]) -> tuple[list[Row], bool]:
@@ -295,7 +322,7 @@ def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
 
     whole = False
     while not whole:
-        rows, moved, whole = shard.look(step, hot=plan.hot)
+        rows, moved, whole = _look(shard, plan, step)
         if rows or moved:
             yield sorted(rows + moved, key=itemgetter(ID)) if moved else rows
         if rows:
@@ -317,12 +344,17 @@ def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
 
 def _planned_by(shard: Shard, look: Callable[[apsw.Connection], Plan], *, dead: bool) -> Plan:
     """Move hot lanes to the tables before the plan. If the queue is open read-only, let the readers look into their logs."""
-    hot = False
-    if not dead and not shard.read_only:
-        shard.cool()
-    elif not dead:
-        hot = bool(shard.look(lambda db: db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get))
-    return attrs.evolve(shard.look(look, hot=hot), hot=hot)
+    if dead or not shard.read_only:
+        if not dead:
+            shard.cool()
+        return shard.look(look, hot=False)
+
+    def with_logs(db: apsw.Connection) -> Plan:
+        found = look(db)
+        is_hot = db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get
+        return attrs.evolve(found, as_of=db.execute(HOT.newest).get) if is_hot else found
+
+    return shard.look(with_logs, hot=True)
 
 
 def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
@@ -339,7 +371,7 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
         MessageRange(
             shard.number,
             dead,
-            (found.newest, found.last_lane, int(found.hot), *(n for s in task for n in (s.after, s.last, int(s.keyless)))),
+            (found.newest, found.last_lane, *found.as_of, *(n for s in task for n in (s.after, s.last, int(s.keyless)))),
         )
         for task in found.tasks
     ]
@@ -351,11 +383,11 @@ def planned(part: MessageRange) -> tuple[Plan, list[Segment]]:
     Raises:
         InvalidArgument: it is not a range of `ranges`.
     """
-    if len(part.place) < 3 or len(part.place) % 3:
+    if len(part.place) < 5 or len(part.place) % 3 != 2:
         raise InvalidArgument("this is no range of messages that a queue has planned")
-    newest, last_lane, hot, *numbers = part.place
+    newest, last_lane, seen, top, gate, *numbers = part.place
     segments = [Segment(after, last, bool(keyless)) for after, last, keyless in zip(*[iter(numbers)] * 3, strict=True)]
-    return Plan(newest, last_lane, (), bool(hot)), segments
+    return Plan(newest, last_lane, (), (seen, top, gate)), segments
 
 
 def read(shard: Shard, part: MessageRange, wanted: Collection[str], runs: Runs) -> Iterator[PackedColumns | list[Row]]:

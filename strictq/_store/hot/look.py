@@ -6,6 +6,7 @@ show both. So every statement that reads lanes, messages and leases works on hot
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final
 
 import apsw
@@ -88,11 +89,12 @@ class Shadows:
     def _fill(self, db: apsw.Connection, last_lane: int) -> int:
         """Fill the temporary tables.
 
-        Return the number of lanes without a row, which are shown with numbers after the last one.
+        Return the number of lanes without a row, which are shown with numbers after the last one, in the order of their keys:
+        every process that reads this state gives them the same ones.
         """
         unnumbered = 0
         messages: list[tuple[Any, ...]] = []
-        for lane in self._memory.lanes.values():
+        for lane in sorted(self._memory.lanes.values(), key=attrgetter("key")):
             number = db.execute(HOT.shadow_known, (lane.key,)).get
             if number is None:
                 unnumbered += 1
