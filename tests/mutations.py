@@ -183,7 +183,7 @@ MUTATIONS = [
     _store(
         "hot lanes are looked up again once rows were deleted",
         "hot/memory.py",
-        "        if before is None or totals.lanes - before[1] != len(created):\n",
+        "        if before is None or created is None or totals.lanes - before[1] != len(created):\n",
         "        if before is None:\n",
         *LOOKS,
     ),
@@ -917,8 +917,8 @@ MUTATIONS = [
     _store(
         "the logs of hot lanes in a table of a read-only queue",
         "bulk/scan.py",
-        "    return attrs.evolve(shard.look(look, hot=hot), hot=hot)\n",
-        "    return shard.look(look, hot=hot)\n",
+        "        return attrs.evolve(found, as_of=newest_of(db)) if is_hot else found\n",
+        "        return found\n",
         "tests/spark/test_reader.py",
     ),
     Mutation(
@@ -1195,7 +1195,7 @@ MUTATIONS = [
     Mutation(
         "a read-only plan of hot lanes holds for one state of their logs",
         "strictq/_store/bulk/scan.py",
-        "        if db.execute(HOT.newest).get != plan.as_of:\n",
+        "        if newest_of(db) != plan.as_of:\n",
         "        if False:\n",
         ("tests/store/test_looks.py",),
     ),

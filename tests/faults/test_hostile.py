@@ -121,6 +121,28 @@ def test_a_crafted_schema_is_quarantined_and_nothing_of_it_runs(disk: Opener, na
     assert tamper(shard_file(disk.path, 0), "SELECT count(*) FROM message") == before
 
 
+@pytest.mark.parametrize("verb", ["send", "send_dedup", "receive", "peek", "stats"])
+def test_the_logs_of_hot_lanes_without_the_row_that_counts_them(disk: Opener, verb: str) -> None:
+    verbs: dict[str, Callable[[strictq.Queue], object]] = {
+        "send": lambda q: q.send(b"", "k"),
+        "send_dedup": lambda q: q.send(b"", "k", dedup_id="a"),
+        "receive": lambda q: q.receive(),
+        "peek": lambda q: q.peek("k"),
+        "stats": lambda q: q.stats(),
+    }
+    q = disk(shards=1)
+    fill(q, "k", 3)
+    q.close()
+    tamper(shard_file(disk.path, 0), "DELETE FROM counted")
+    q = disk()
+    if verb == "stats":
+        (shard,) = q.stats().shards
+        assert "the row that counts the logs is missing" in str(shard.quarantined)
+        return
+    with pytest.raises(StoreCorrupt, match="the row that counts the logs is missing"):
+        verbs[verb](q)
+
+
 def test_a_crafted_catalog_is_refused(disk: Opener) -> None:
     disk().close()
     tamper(Path(disk.path) / "queue.db", "CREATE TRIGGER t AFTER UPDATE ON queue BEGIN DELETE FROM topology; END")

@@ -18,7 +18,9 @@ from strictq._keys import encode_key
 from strictq._store import shard as shard_module
 from strictq._store.bulk import scan
 from strictq._store.bulk.columns import MessageRange
-from strictq._store.lanes.lanes import forget_idle
+from strictq._store.commit.tx import Tx
+from strictq._store.hot.cooling import number
+from strictq._store.lanes.lanes import create, forget_idle
 from strictq._store.lanes.leases import KEY
 from tests.store.test_hot import ACTS, WARM, Walk
 from tests.support.hot import narrow
@@ -217,6 +219,27 @@ def test_hot_lanes_are_counted_though_rows_are_created_and_deleted(disk: Opener)
     shard_of(q).cool()
     require(2)
     assert q.check() == []
+
+
+def test_lanes_are_counted_after_as_many_were_created_as_deleted(disk: Opener) -> None:
+    q = disk(shards=1, idle_lane_seconds=100.0)
+    for n in range(3):
+        q.send(b"", key=f"idle-{n}", delay=50.0)
+        q.purge(f"idle-{n}")
+    disk.clock.advance(200.0)
+    q.send(b"", key="hot")
+    assert q.stats().lanes == 4
+
+    def create_and_forget(tx: Tx) -> None:
+        assert tx.hot is not None
+        number(tx, tx.hot.lanes[encode_key("hot")])
+        create(tx, encode_key("another"))
+        forget_idle(tx, 1, 2)
+        tx.dirty = True
+
+    shard_of(q).run(create_and_forget)
+    rows = shard_of(q).read(lambda db: db.execute("SELECT count(*) FROM lane").get)
+    assert q.stats().lanes == rows == 3
 
 
 def test_a_keyless_message_is_found_in_a_hot_lane(disk: Opener) -> None:

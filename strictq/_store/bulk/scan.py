@@ -22,6 +22,7 @@ from ..._keys import ASIDE
 from ..._sql import CLAIM, HOT, LANES, SCAN, choose
 from ..commit.calls import bound
 from ..commit.tx import NEVER, Totals
+from ..hot.memory import newest_of
 from ..lanes.leases import BODY, ID, KEY, LANE, SEQ, Row
 from ..shard import Shard
 from . import packing
@@ -63,7 +64,7 @@ class Plan:
         newest: arrival number of the newest message that belongs to it.
         last_lane: the newest lane.
         tasks: the segments of each task.
-        as_of: what `HOT.newest` returned, if some of its messages are only in the logs of hot lanes, because the queue is open
+        as_of: what `newest_of` returned, if some of its messages are only in the logs of hot lanes, because the queue is open
             read-only. Lanes without a row have numbers that hold for this state alone. COLD: every message is in the tables.
     """
 
@@ -269,7 +270,7 @@ def _look(shard: Shard, plan: Plan, step: Callable[[apsw.Connection], T]) -> T:
         return shard.look(step, hot=False)
 
     def unchanged(db: apsw.Connection) -> T:
-        if db.execute(HOT.newest).get != plan.as_of:
+        if newest_of(db) != plan.as_of:
             raise StoreError(
                 "its newest messages are in the logs of hot lanes, which changed while they were read",
                 shard=shard.number,
@@ -352,7 +353,7 @@ def _planned_by(shard: Shard, look: Callable[[apsw.Connection], Plan], *, dead: 
     def with_logs(db: apsw.Connection) -> Plan:
         found = look(db)
         is_hot = db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get
-        return attrs.evolve(found, as_of=db.execute(HOT.newest).get) if is_hot else found
+        return attrs.evolve(found, as_of=newest_of(db)) if is_hot else found
 
     return shard.look(with_logs, hot=True)
 

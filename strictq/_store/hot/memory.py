@@ -24,6 +24,7 @@ import apsw
 from ..._errors import StoreCorrupt
 from ..._sql import HOT, LANES
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
+from ..disk.stored import present
 from ..lanes.leases import EXPIRES, ID, KEY, SENT_AT, SEQ, Row
 from .journal import ACK, CLAIM, COOL, ENTRY_ID, EXTEND, ID_BYTES, RELEASE, START, Entry, decoded_keys
 from .lane import NO_ROWS, Claim, HotLane, HotLease
@@ -48,6 +49,15 @@ class Figures(NamedTuple):
     in_flight: int
     oldest: int | None
     unattempted: int | None
+
+
+COUNTED: Final = "the row that counts the logs"
+
+
+def newest_of(db: apsw.Connection) -> tuple[int, int, int]:
+    """Return the newest row of the journal, that of the inbox, and the gate: they change with every commit."""
+    found: tuple[int, int, int] = present(db.execute(HOT.newest).get, COUNTED)
+    return found
 
 
 class Memory:
@@ -127,7 +137,7 @@ class Memory:
         Args:
             most: how many rows of the logs to read. Returns None, and reads nothing, if there may be more.
         """
-        newest = db.execute(HOT.newest).get
+        newest = newest_of(db)
         totals, self.totals = self.totals, None
         self.is_current = True
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
@@ -142,7 +152,7 @@ class Memory:
     def agree(self, db: apsw.Connection, totals: Totals) -> None:
         """Read what other processes wrote, and add to the totals of a counter row what it does not include."""
         self.totals = None
-        self._agree(db, totals, *db.execute(HOT.newest).get)
+        self._agree(db, totals, *newest_of(db))
 
     def _agree(self, db: apsw.Connection, totals: Totals, seen: int, top: int, gate: int) -> None:
         if self.is_behind(seen, top):
@@ -151,7 +161,7 @@ class Memory:
             self.forget_numbers()
             self.gate, self._counts = gate, False
         if not self._counts:
-            self._recount(totals, *db.execute(HOT.counted).get)
+            self._recount(totals, *present(db.execute(HOT.counted).get, COUNTED))
             self._counts = True
         totals.last_id = max(totals.last_id, self.top)
         totals.last_token = max(totals.last_token, self.last_token)
@@ -192,7 +202,7 @@ class Memory:
 
     def _follow(self, db: apsw.Connection) -> None:
         """Read what other processes wrote to the logs."""
-        seen, top, _ = db.execute(HOT.newest).get
+        seen, top, _ = newest_of(db)
         if self.is_behind(seen, top):
             self.totals = None
             self._catch_up(db, seen, top)
@@ -214,10 +224,10 @@ class Memory:
     def _look_up(self, db: apsw.Connection, totals: Totals) -> None:
         """Count the lanes without a row. A lane is looked up once, unless rows of `lane` were deleted."""
         before, self._looked_up = self._looked_up, None  # an interrupt must not leave a part of it
-        created: list[Any] = []
+        created: list[Any] | None = None
         if before is not None and totals.last_lane - before[0] <= len(self.lanes):
             created = db.execute(HOT.lanes_since, (before[0],)).fetchall()
-        if before is None or totals.lanes - before[1] != len(created):
+        if before is None or created is None or totals.lanes - before[1] != len(created):
             self._rowless, created = 0, []
             for lane in self.lanes.values():
                 lane.rowless = None
@@ -261,7 +271,7 @@ class Memory:
     def undone(self, db: apsw.Connection) -> None:
         """Adapt to the rollback of an operation of a group, in a transaction that continues."""
         if self.unsure:
-            self._catch_up(db, *db.execute(HOT.newest).get[:2])
+            self._catch_up(db, *newest_of(db)[:2])
             self.unsure = True  # until the COMMIT
             self._counts = False
 

@@ -50,7 +50,7 @@ class _View:
     def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
         self.db = db
         self.now = now
-        self.lane = Lane._make(db.execute(LANES.get, (lane,)).get)
+        self.lane = Lane._make(present(db.execute(LANES.get, (lane,)).get, "the row of a lane"))
         row = db.execute(LANES.lease, (lane,)).get
         self.last_lease = None if row is None else LeaseRow._make(row)
         """The lease, even if its time is over: its starts count until it is retaken."""
