@@ -54,7 +54,7 @@ from ._errors import (
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
+from ._stats import DurationEstimate, OpenBreaker, ReplicaProof, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
@@ -177,6 +177,7 @@ __all__ = [
     "Reject",
     "Replica",
     "ReplicaGap",
+    "ReplicaProof",
     "ReplicaReport",
     "ReplicationStatus",
     "Restored",

@@ -128,6 +128,25 @@ class WorkerLoad(Report):
 
 
 @attrs.frozen
+class ReplicaProof(Report):
+    """What a replica knows of whether it can be promoted. It regularly promotes a copy of itself, checks it and removes it.
+
+    Attributes:
+        at: when the last promotion of a copy succeeded, seconds since 1970; None: never yet.
+        segment: the number of the last segment that the copy had; None: `at` is None.
+        state_at: the time of that segment's state, seconds since 1970; None: `at` is None.
+        seconds: how long it took; None: `at` is None.
+        error: why a later one failed; None: none did.
+    """
+
+    at: float | None = None
+    segment: int | None = None
+    state_at: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@attrs.frozen
 class ReplicationStatus(Report):
     """The state of a queue's replication.
 
@@ -149,6 +168,7 @@ class ReplicationStatus(Report):
             when it is reachable again.
         write_once: when it was configured, the target refused to overwrite an existing name. Otherwise, two copies of
             the queue that ship there at the same time are detected later, not at once.
+        proof: for a replica: when it last proved that it can be promoted. None: this is not a replica.
     """
 
     mode: str
@@ -164,6 +184,7 @@ class ReplicationStatus(Report):
     stopped: bool = False
     lapsed: bool = False
     write_once: bool = True
+    proof: ReplicaProof | None = None
 
 
 @attrs.frozen

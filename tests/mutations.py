@@ -1506,6 +1506,27 @@ MUTATIONS = [
         ("tests/replication/test_shipper.py",),
     ),
     Mutation(
+        "a promoted copy of a replica has the last segment that was received",
+        "strictq/replication/proving.py",
+        "if (state.applied.n, state.applied_hash) != (whole.n, whole.hash):",
+        "if False:",
+        ("tests/replication/test_proving.py",),
+    ),
+    Mutation(
+        "a promoted copy of a replica is checked",
+        "strictq/replication/proving.py",
+        "problems = checking.check(fix=False)",
+        "problems: list[object] = []",
+        ("tests/replication/test_proving.py",),
+    ),
+    Mutation(
+        "the log keeps what a copy of live/ lacks",
+        "strictq/replication/received.py",
+        "        if self._copying:\n            return False\n",
+        "",
+        ("tests/replication/test_proving.py",),
+    ),
+    Mutation(
         "the whole queue follows a gap",
         "strictq/replication/shipper.py",
         "            if self.heals:\n                self._begin_with_base(head)\n",

@@ -733,12 +733,13 @@ class Storage:
             shard.checkpoint()
 
     def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
-        """End the retry delays of these keys, or of all, that failures caused, in steps. Return their number.
-
-        Args:
-            one: at most one, the first to end in its shard.
-        """
+        """End the failure delays of these keys, or of all, in steps: with `one`, one per shard at most. Return their number."""
         return operate.end_failure_delays(self._store, keys, one=one)
+
+    def interrupt(self) -> None:
+        """End the long reads that run now, such as those of a check in another thread, with a StoreError."""
+        for shard in self._store.shards:
+            shard.interrupt()
 
     def check(self, *, fix: bool) -> list[Problem]:
         """Return every broken invariant of the queue and of each shard.

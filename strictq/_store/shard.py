@@ -445,6 +445,10 @@ class Shard:
             self._writer.require_outside()
         return self._reader.look_at(pick, look, MEMORY_SECONDS)
 
+    def interrupt(self) -> None:
+        """End a `look` that runs now in another thread, with an error."""
+        self._reader.interrupt()
+
     def _guarded(self, db: apsw.Connection) -> Guard:
         return Guard(db, lambda: self._host.settings[0].max_body_bytes)
 

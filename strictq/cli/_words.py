@@ -120,7 +120,14 @@ def status_line(found: ReplicationStatus | None) -> str:
     if found is not None and found.mode == "replica":
         heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
         text = f"a replica: segment {found.segment:,}, last contact with the primary: {heard}"
-        return text if found.shipping else f"{text}, no process is receiving"
+        if not found.shipping:
+            text += ", no process is receiving"
+        proof = found.proof
+        if proof is not None and proof.at is not None:
+            text += f", proved at {utc(proof.at)} that it can be promoted (segment {proof.segment:,})"
+        if proof is not None and proof.error:
+            text += f"; it could not be promoted: {printable(proof.error)}"
+        return text
     if found is not None and found.mode == "fenced":
         return f"{printable(found.target)}: the replica was promoted; this queue refuses every write"
     if found is None or found.mode == "off":

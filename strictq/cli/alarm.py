@@ -62,7 +62,8 @@ def alarm(
     queue: Path, dead: int | None, held: int | None, depth: int | None, age: float | None, lag: float | None,
     breakers: int | None, nagios: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Compare a queue with limits and exit with 1 if one is reached. A quarantined shard always fires.
+    """Compare a queue with limits and exit with 1 if one is reached. A quarantined shard always fires, and so does a
+    replica that could not be promoted when it last promoted a copy.
 
     Read-only. Run it from cron, a health check or a monitoring system.
 
@@ -81,15 +82,23 @@ def alarm(
         return UNKNOWN
     watched = [each for each in values(stats, limits) if each is not None]
     broken = [in_words(s.quarantined) for s in stats.shards if s.quarantined]
-    fires = bool(broken) or any(each.fires for each in watched)
+    unproven = unproven_of(stats)
+    fires = bool(broken or unproven) or any(each.fires for each in watched)
+    told = [] if unproven is None else [f"the replica could not be promoted: {unproven}"]
     if as_json:
-        emit(as_values(fires, watched, broken))
+        emit(as_values(fires, watched, broken) | {"unproven": unproven})
     elif nagios:
-        print(plugin_line(fires, watched, broken))
+        print(plugin_line(fires, watched, broken + told))
     elif fires and not quiet:
-        for text in reasons(watched, broken):
+        for text in reasons(watched, broken + told):
             print(text)
     return OK if not fires else CRITICAL if nagios else WRONG
+
+
+def unproven_of(stats: strictq.Stats) -> str | None:
+    """Return why a replica could not be promoted the last time that it tried it with a copy; None: it could, or is no replica."""
+    proof = None if stats.replication is None else stats.replication.proof
+    return None if proof is None else proof.error
 
 
 def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]:

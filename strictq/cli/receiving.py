@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 import strictq
-from strictq.cli._arguments import PATH, json_option, quiet_option
-from strictq.cli._command import OK, Stopping, command, many, printable, tell
+from strictq.cli._arguments import PATH, Seconds, json_option, quiet_option
+from strictq.cli._command import OK, WRONG, Stopping, command, many, printable, tell
 from strictq.cli._render import listing
 from strictq.cli._words import emit, span, utc
 
@@ -51,24 +51,29 @@ LOST: Final = {
 @click.option("--queue-id", metavar="ID", help="The only queue that may ship to this replica. Default: the first that does.")
 @click.option("--forward-to", metavar="TARGET", help="Forward to the next replica of a chain, tcps://HOST:PORT.")
 @click.option("--authority", type=PATH, metavar="FILE", help="With --forward-to: the authority of that replica's certificate.")
+@click.option("--verify", type=Seconds(min=1), default=3600.0, help="Seconds between two proofs that it can be promoted.")
 @click.option("--rejoin", is_flag=True, help="If PATH is a queue whose replica was promoted, move it to PATH.diverged-TERM.")
 @quiet_option
 @json_option
 def replica(
     path: Path, listen: str, token_file: Path, certificate: Path | None, private_key: Path | None, plaintext: bool,
-    key_file: Path | None, queue_id: str | None, forward_to: str | None, authority: Path | None, rejoin: bool, quiet: bool,
-    as_json: bool,
+    key_file: Path | None, queue_id: str | None, forward_to: str | None, authority: Path | None, verify: float, rejoin: bool,
+    quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Run a replica: receive a queue's changes from its primary until Ctrl-C, and keep a copy that can be promoted.
 
     On the primary, run: strictq replicate QUEUE --to tcps://HOST:PORT --token-file FILE.
     While the replica runs, you can inspect PATH with strictq stats, peek, explain, dead and check.
 
-    Exit code 0: stopped by a signal. 1: the replica is damaged, or another process runs it. 2: invalid usage.
+    It regularly promotes and checks a copy of itself, which needs the queue's size on its disk, and prints why if that fails.
+
+    Exit code 0: stopped by a signal. 1: the replica is damaged, another process runs it, or the last promotion of a copy failed.
+    2: invalid usage.
     """
     with Stopping() as stopping, strictq.Replica(
         path, listen=listen, token_file=token_file, certificate=certificate, private_key=private_key, plaintext=plaintext,
-        key_file=key_file, queue_id=queue_id, forward_to=forward_to, authority=authority, rejoin=rejoin,
+        key_file=key_file, queue_id=queue_id, forward_to=forward_to, authority=authority, verify_seconds=verify,
+        rejoin=rejoin,
     ) as receiving:  # fmt: skip
         if receiving.moved_aside is not None:
             tell(f"strictq: moved the old queue to {printable(receiving.moved_aside)}")
@@ -78,12 +83,13 @@ def replica(
         while stopping.asked is None and not receiving.wait(LOOK_SECONDS):
             if (receiving.error or "") != told:
                 told = receiving.error or ""
-                tell(f"strictq: {told}" if told else "strictq: applying changes has resumed")
+                tell(f"strictq: {told}" if told else "strictq: the replica works again")
         if as_json:
             found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": told or None,
-                     "moved_aside": receiving.moved_aside}  # fmt: skip
+                     "moved_aside": receiving.moved_aside, "proof": receiving.proof.to_dict()}  # fmt: skip
             emit(found)
-    return OK
+        unproven = receiving.proof.error is not None and not receiving.promoted
+    return WRONG if unproven else OK
 
 
 @command(EXAMPLES["promote"])

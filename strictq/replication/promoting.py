@@ -108,6 +108,16 @@ def promote(
     return attrs.evolve(_report(home, key, clock, found.missing_segments), history_id=state.promoted_as)
 
 
+def promote_copy(home: Path, key: bytes, clock: Clock, on_step: Callable[[str], object]) -> None:
+    """Promote a copy of a replica that is no member of a chain, to prove that the replica itself could be promoted.
+
+    Raises:
+        ReplicaGap, StoreError: it can't be.
+    """
+    _promote(home, key, clock, Reach(None, None, key), force=True, dead=False, decider=None, on_step=on_step)
+    api.mark_replica(home / LIVE, living=False)
+
+
 def _require_silent(found: Promoted, *, force: bool) -> None:
     """Raise if the primary may be alive.
 

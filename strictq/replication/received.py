@@ -39,6 +39,7 @@ from .remote import ReplicaTarget
 from .replica_home import (
     LIVE,
     LOCK,
+    LOGS,
     LOOKS,
     ApplyingMark,
     LastContact,
@@ -58,6 +59,9 @@ LOG_BYTES_MAX: Final = 1 << 32
 """With more bytes in the log that can't be applied, because readers hold live/ or its disk is full, segments are refused."""
 APPLY_BYTES: Final = 64 << 20
 """Bytes applied at a time, while readers wait."""
+COPY_BYTES: Final = 4 << 20
+COPY_LOG_BYTES: Final = 1 << 30
+"""With more bytes in the log, a copy of the replica ends, so that the log can drop segments."""
 APPLY_PAGES: Final = 4096
 """Number of pages that are collected before they are written."""
 LOOKS_SECONDS: Final = 0.5
@@ -134,6 +138,8 @@ class ReceivedSegments:
         self._thread: threading.Thread | None = None
         self._votes = Votes(home)
         self._forwarding: Forwarding | None = None
+        self._copying = False
+        """The log drops nothing, because a copy of live/ needs it."""
         try:
             self.state = ReplicaState.read(home)
             self._require_belongs(queue_id)
@@ -612,12 +618,17 @@ class ReceivedSegments:
             self._on_step("trimmed")
 
     def _may_drop(self, file: int) -> bool:
-        """Return whether the next replica has the segments of this file."""
+        """Return whether the next replica has the segments of this file, and no copy of live/ needs them."""
         assert self._log is not None
+        if self._copying:
+            return False
         return self._forwarding is None or self._forwarding.may_drop(self._log.last(file), self._log.size)
 
     def _drop(self, file: int, drop: Callable[[int], None]) -> None:
+        """Drop the segments of a file, if they are not needed."""
         with self._changed:
+            if not self._may_drop(file):  # a copy began meanwhile
+                return
             drop(file)
             if self._forwarding is not None:
                 self._forwarding.dropped(file)
@@ -631,6 +642,53 @@ class ReceivedSegments:
             stored.write(self.home)
             self.state = stored
         self._on_step("stored")
+
+    # ---- copying
+
+    def copy_to(self, to: Path, go_on: Callable[[], None]) -> LogPosition:
+        """Copy the replica to an empty directory, and return the position of the last complete cut that the copy must have.
+
+        live/ is applied to meanwhile, so its copy is like the files after a power cut: the copy of the log has what it lacks.
+
+        Args:
+            go_on: called before each part; may raise to end the copying.
+        Raises:
+            StoreBusy: the replica is being closed, or so many changes arrive that the log would become too long.
+            StoreFull, StoreError: it can't be read or copied.
+        """
+
+        def step() -> None:
+            go_on()
+            if self._stop:
+                raise StoreBusy("the replica is ending", shard=-1)
+            if self._log is not None and self._log.size > COPY_LOG_BYTES:
+                raise StoreBusy("too many changes arrive to copy the replica", shard=-1)
+
+        with self._changed:
+            self._require_receives()
+            assert self._pages is not None
+            self._copying, began, pages = True, self.state, self._pages
+        try:
+            (to / LIVE).mkdir(mode=0o700)
+            pages.copy_to(to / LIVE, step)
+            with self._changed:
+                self._require_receives()
+                assert self._log is not None
+                places, position = self._log.places, self._whole
+                state = attrs.evolve(self.state, applied=began.applied, applied_hash=began.applied_hash)
+            for place in places:
+                self._copy_log(place, to, step)
+            state.write(to)
+        finally:
+            with self._changed:
+                self._copying = False
+        return position
+
+    def _copy_log(self, place: LogPlace, to: Path, step: Callable[[], None]) -> None:
+        with files.typed("the replica's log can't be copied"), (to / LOGS[place.file]).open("xb") as copied:
+            for at in range(0, place.size, COPY_BYTES):
+                step()
+                copied.write(self._in_log(LogPlace(place.file, at, min(COPY_BYTES, place.size - at))))
 
     # ---- closing
 
@@ -669,8 +727,7 @@ class ReceivedSegments:
             self._store_applied(applied)
             self._mark.synced()
             for file in (0, 1):
-                if self._may_drop(file):
-                    self._drop(file, log.empty)
+                self._drop(file, log.empty)
 
     def leave(self) -> None:
         """Release the directory, and leave the log unchanged."""

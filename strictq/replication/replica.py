@@ -21,16 +21,19 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-from .._clock import Clock, SystemClock
+from .. import _validate as validate
+from .._clock import MICROSECONDS, Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
 from .._files import real_path
 from .._net import telling, transport
 from .._net.admission import TokenServer
 from .._net.frames import FrameHandler
+from .._stats import ReplicaProof
 from .adopting import move_aside
 from .keys import read_key
 from .membership import Votes, answer_values, message_from
 from .places import replica_at
+from .proving import Proving
 from .received import ReceivedSegments
 from .remote import AFTER, BEAT, CLAIM, FRAMES, HEAD, SEGMENT, VOTE, ReplicaTarget
 from .replica_home import ReplicaState, promotion_wanted
@@ -177,6 +180,8 @@ class Replica:
         forward_to: "tcps://HOST:PORT" or "tcp://HOST:PORT": forward to this replica, which has the same token and key file. In
             confirmed mode, nothing is confirmed before that replica has it.
         authority: a PEM file with the CA certificates for the next replica's; None: the system's trusted CAs.
+        verify_seconds: the time between two proofs that it can be promoted, at least 1. The first is a minute after the start at
+            the latest. It promotes and checks a copy, which needs the queue's size on its disk. See `proof`.
         rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and start empty.
     Raises:
         InvalidArgument: an argument is invalid, or the path has other contents; nothing was changed.
@@ -199,6 +204,7 @@ class Replica:
         queue_id: str | None = None,
         forward_to: str | None = None,
         authority: str | os.PathLike[str] | None = None,
+        verify_seconds: float = 3600.0,
         rejoin: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -206,6 +212,7 @@ class Replica:
             raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
         if queue_id is not None and (not isinstance(queue_id, str) or not queue_id):
             raise InvalidArgument(f"queue_id must be a queue's id, not {queue_id!r}")
+        interval = validate.microseconds("verify_seconds", verify_seconds, minimum=1.0) / MICROSECONDS
         host, port = transport.host_and_port("listen", listen)
         transport.require_protected(WHAT, host, tls=certificate is not None, plaintext=plaintext)
         if certificate is None and private_key is not None:
@@ -223,6 +230,7 @@ class Replica:
         self._moved = move_aside(self._path) if rejoin else None
         self._receiving: ReceivedSegments | None = self._began(queue_id)
         try:
+            self._proving = Proving(self._path, self._key, self._clock, interval)
             self._listening = transport.listen(WHAT, host, port)
             self._server = ReplicaServer(self._listening, self, token, tls)
             self._thread = threading.Thread(
@@ -273,9 +281,18 @@ class Replica:
 
     @property
     def error(self) -> str | None:
-        """The error that prevents applying or forwarding, or None."""
+        """The error that prevents applying, forwarding or a promotion, or None. It goes on receiving."""
         receiving = self._receiving
-        return None if receiving is None else receiving.trouble
+        return None if receiving is None else receiving.trouble or self._unproven(receiving)
+
+    def _unproven(self, receiving: ReceivedSegments) -> str | None:
+        error = self._proving.last.error
+        return None if error is None or receiving.state.role != "replica" else f"it could not be promoted: {error}"
+
+    @property
+    def proof(self) -> ReplicaProof:
+        """When it last proved that it can be promoted, and the error if it could not be."""
+        return self._proving.last
 
     def answered(self, message: Question) -> Vote:
         """Return the voter's answer, for the server."""
@@ -296,7 +313,10 @@ class Replica:
         return receiving
 
     def tend(self) -> None:
-        """Release the directory if a process wants to promote it, and reopen it after that. Called by the server."""
+        """Release the directory if a process wants to promote it, reopen it after that, and prove that it can be promoted.
+
+        Called by the server.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -304,8 +324,11 @@ class Replica:
             if receiving is not None:
                 if receiving.state.role == "replica" and promotion_wanted(self._path):
                     self._receiving = None
+                    self._proving.end()
                     with suppress(StrictqError, OSError):  # the server goes on, for the next round
                         receiving.close()
+                elif receiving.state.role == "replica":
+                    self._proving.tend(receiving)
             elif not promotion_wanted(self._path):
                 with suppress(StrictqError, OSError):  # the promoting process has not released it yet; the next round tries again
                     self._receiving = self._began()
@@ -322,6 +345,7 @@ class Replica:
                 return
             self._closed = True
             receiving, self._receiving = self._receiving, None
+        self._proving.end()
         if receiving is not None:
             receiving.close()
         self._server.shutdown()

@@ -5,6 +5,8 @@ log-0, log-1 confirmed segments that live/ may not have on the disk yet
 live/        the queue's files as of the last applied segments
 applying     whether live/ is whole, in this boot of the machine
 contact      the last contact with the primary
+proof        when it last proved that it can be promoted, or why it could not
+proving-*    a copy that is being promoted for that; deleted afterwards
 lock         held by the process that receives or promotes
 looks        held shared by readers of live/, exclusively by its writer
 promoting    held by a process that wants to promote, so that the receiving process releases the replica
@@ -34,7 +36,7 @@ from .._errors import (
     StoreCorrupt,
     StoreError,
 )
-from .._stats import ReplicationStatus
+from .._stats import ReplicaProof, ReplicationStatus
 from .._store import api
 from .segment import SegmentHeader, header_from, header_values
 
@@ -43,6 +45,7 @@ LIVE: Final = "live"
 LOGS: Final = ("log-0", "log-1")
 APPLYING: Final = "applying"
 CONTACT: Final = "contact"
+PROOF: Final = "proof"
 LOCK: Final = "lock"
 LOOKS: Final = "looks"
 PROMOTING: Final = "promoting"
@@ -154,6 +157,24 @@ class LastContact:
         if self.boot_id == clock.boot_id():
             return max(clock.boot() - self.boot, 0)
         return max(clock.wall() - self.wall, 0)
+
+
+def read_proof(home: Path) -> ReplicaProof:
+    """Return what the replica last stored of its proofs."""
+    raw = files.content(home / PROOF, STATE_BYTES_MAX)
+    with suppress(ValueError, TypeError, RecursionError):
+        return ReplicaProof(**json.loads(raw or b""))
+    return ReplicaProof()
+
+
+def write_proof(home: Path, proof: ReplicaProof) -> None:
+    """Store this durably.
+
+    Raises:
+        StoreFull, StoreError: it can't be stored.
+    """
+    with files.typed("the proof of the replica can't be stored"):
+        files.replace_durably(home / PROOF, json.dumps(proof.to_dict()).encode())
 
 
 class AppliedCut(NamedTuple):
@@ -321,6 +342,7 @@ class HeldLook:
             lag_bytes=0,
             confirmed_at=self._applied.wall / MICROSECONDS,
             segment=self._applied.n,
+            proof=read_proof(self.home),
         )
 
 

@@ -230,6 +230,11 @@ class ReplicaLog:
         with files.typed("the replica's log can't be read"):
             return os.pread(self._fds[logged.file], logged.size, logged.at)
 
+    @property
+    def places(self) -> list[LogPlace]:
+        """The ranges of the files that have segments."""
+        return [LogPlace(file, 0, end) for file, end in enumerate(self._ends)]
+
     def droppable(self, upto: int) -> int | None:
         """Return the file that can be reused once live/ has all segments up to `upto` on the disk; None: there is none.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import apsw
@@ -51,6 +52,13 @@ class Reader:
         self._host = host
         self.db: apsw.Connection | None = None
         self._lock = threading.Lock()
+
+    def interrupt(self) -> None:
+        """End a read that runs now in another thread, with an error."""
+        db = self.db
+        if db is not None:
+            with suppress(apsw.ConnectionClosedError):
+                db.interrupt()
 
     def look(self, look: Callable[[apsw.Connection], T], *, shadows: bool | None = True) -> T:
         """Run `look` in a read transaction.

@@ -6,7 +6,7 @@ Pages in a WAL have no valid checksums. They are written through the checksum la
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,8 @@ from .values import CATALOG_FILE, PAGE_BYTES
 
 EPOCH_STEP: Final = 1024
 """A restored queue's epoch is the next multiple of this. Reboots of its original can't reach it, so no token is issued twice."""
+
+COPY_BYTES: Final = 4 << 20
 
 
 class PageFiles:
@@ -66,6 +68,27 @@ class PageFiles:
                 with suppress(apsw.IOError):
                     file.xRead(PAGE_BYTES, 0)
         return self._files[shard]
+
+    def copy_to(self, to: Path, go_on: Callable[[], None]) -> None:
+        """Copy the files to another directory. Another thread may write meanwhile; then the copy mixes older and newer pages.
+
+        Args:
+            go_on: called before each part; may raise to end the copying.
+        Raises:
+            StoreFull, StoreError: a file can't be read or written.
+        """
+        for path in sorted(self._directory.glob("*.db")):
+            with _typed(-1, path):
+                # Read through SQLite: closing a plain file would end the locks of this process's connections to it.
+                file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+                try:
+                    with (to / path.name).open("xb") as copied:
+                        go_on()
+                        while part := file.xRead(COPY_BYTES, copied.tell()):
+                            copied.write(part)
+                            go_on()
+                finally:
+                    file.xClose()
 
     def sync(self) -> None:
         """Sync everything that was written, file names included.
