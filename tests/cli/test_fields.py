@@ -20,6 +20,7 @@ import pytest
 import strictq
 from strictq import Message, Queue, QueueConfig, _query_reports
 from strictq.cli import COMMANDS
+from strictq.replication.replica_home import read_proof, write_proof
 from tests.support.command import in_process, json_lines
 from tests.support.format_1 import unpacked
 from tests.support.handouts import holder
@@ -144,6 +145,19 @@ def run_app(w: World) -> None:
     w.run("run", "app_of_fields", "--drain")
 
 
+def proofs(w: World) -> Iterator[Path]:
+    """A replica that was never promoted, was, and could not be any more."""
+    home, token = w.place / "proving", token_file(w.place)
+    with strictq.Replica(home, token_file=token) as opened, strictq.open(w.place / "proving-q") as q:
+        ship_to(q, opened.address, token)
+        until_level(q, home)
+        q.detach()
+    yield home
+    for error in (None, "why"):
+        write_proof(home, strictq.ReplicaProof(1.0, 1, 1.0, 1.0, error))
+        yield home
+
+
 def alarm(w: World) -> None:
     limits = ("--dead", 1, "--held", 1, "--depth", 2, "--age", 1e6, "--lag", 1, "--breakers", 1)
     w.run("alarm", w.path, *limits)
@@ -152,6 +166,8 @@ def alarm(w: World) -> None:
         w.run("alarm", w.path, *limits)
         q.receive(1)[0].reject("no")
         w.run("alarm", w.path, *limits, codes=(1,))
+    for home in proofs(w):
+        w.run("alarm", home, "--dead", 1, codes=(int(read_proof(home).error is not None),))
 
 
 def work(w: World) -> None:
@@ -202,6 +218,8 @@ def stats(w: World) -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         w.run("stats", w.path)
+    for home in proofs(w):
+        w.run("stats", home)
     for file in w.path.glob("shard-0001.db*"):
         file.unlink()
     w.run("stats", w.path, codes=(1,))
@@ -461,6 +479,11 @@ def replica(w: World) -> None:
             w.patch.setattr(strictq.Replica, "error", "the disk is full")
         w.run("replica", w.place / "r", "--listen", "127.0.0.1:0", "--token-file", token)
         timer.join()
+    write_proof(w.place / "r", strictq.ReplicaProof(1.0, 1, 1.0, 1.0, "why"))
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.start()
+    w.run("replica", w.place / "r", "--listen", "127.0.0.1:0", "--token-file", token, codes=(1,))
+    timer.join()
     fork(w)
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     timer.start()
