@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import socket
@@ -21,8 +22,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-from .. import _validate as validate
-from .._clock import MICROSECONDS, Clock, SystemClock
+from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
 from .._files import real_path
 from .._net import telling, transport
@@ -212,7 +212,12 @@ class Replica:
             raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
         if queue_id is not None and (not isinstance(queue_id, str) or not queue_id):
             raise InvalidArgument(f"queue_id must be a queue's id, not {queue_id!r}")
-        interval = validate.microseconds("verify_seconds", verify_seconds, minimum=1.0) / MICROSECONDS
+        if (
+            isinstance(verify_seconds, bool)
+            or not isinstance(verify_seconds, int | float)
+            or not 1.0 <= verify_seconds < math.inf
+        ):
+            raise InvalidArgument(f"verify_seconds must be a number of seconds from 1 on, not {verify_seconds!r}")
         host, port = transport.host_and_port("listen", listen)
         transport.require_protected(WHAT, host, tls=certificate is not None, plaintext=plaintext)
         if certificate is None and private_key is not None:
@@ -230,7 +235,7 @@ class Replica:
         self._moved = move_aside(self._path) if rejoin else None
         self._receiving: ReceivedSegments | None = self._began(queue_id)
         try:
-            self._proving = Proving(self._path, self._key, self._clock, interval)
+            self._proving = Proving(self._path, self._key, self._clock, verify_seconds)
             self._listening = transport.listen(WHAT, host, port)
             self._server = ReplicaServer(self._listening, self, token, tls)
             self._thread = threading.Thread(

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import apsw
 import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue, Replica
-from strictq._store.shipping.rebuild import PageFiles
 from strictq.replication import proving, replica_log
 from strictq.replication.promoting import promote
 from strictq.replication.replica_home import LOGS, is_received_for, read_proof
+from tests.support import injection
 from tests.support.command import in_process
 from tests.support.replicas import bodies, ship_to, token_file, until_level
 from tests.support.shipping import until
@@ -74,17 +73,6 @@ def copies(home: Path) -> list[Path]:
     return list(home.glob(f"{proving.SCRATCH}*"))
 
 
-def damage(home: Path) -> None:
-    """Overwrite the middle of each page but the first of a shard's file in live/."""
-    path = home / "live" / "shard-0000.db"
-    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
-    try:
-        for at in range(4096, file.xFileSize(), 4096):
-            file.xWrite(b"damage", at + 2000)
-    finally:
-        file.xClose()
-
-
 def test_a_replica_proves_that_it_can_be_promoted(q: Queue, replica: Replica, home: Path, token: Path, clock: LaterClock) -> None:
     assert replica.proof == strictq.ReplicaProof()
     q.send(b"1", key="k")
@@ -127,7 +115,7 @@ def test_a_damaged_page_is_noticed_and_shown(
     until_level(q, home)
     good = proved(replica, clock)
     replica.close()  # the log is empty then: nothing can replace the damaged pages
-    damage(home)
+    injection.damage_pages(home / "live" / "shard-0000.db")
     with Replica(home, token_file=token, clock=clock) as again:
         found = proved(again, clock)
         assert found.error
@@ -171,22 +159,14 @@ def test_a_proof_while_changes_arrive_has_them(
     monkeypatch.setattr(replica_log, "ROTATE_BYTES", 1 << 14)
     ship_to(q, replica.address, token)
     until_level(q, home)
-    copy = PageFiles.copy_to
 
-    def slow(pages: PageFiles, to: Path, go_on: object) -> None:
-        calls = []
+    def send_more(step: int) -> None:
+        if step % 2 == 0:  # a file was copied
+            for n in range(20):
+                q.send(b"x" * 500, key=f"{step}-{n}")
+            until_level(q, home)
 
-        def step() -> None:
-            calls.append(1)
-            if len(calls) % 2 == 0:  # a file was copied
-                for n in range(20):
-                    q.send(b"x" * 500, key=f"{len(calls)}-{n}")
-                until_level(q, home)
-            go_on()  # type: ignore[operator]
-
-        copy(pages, to, step)
-
-    monkeypatch.setattr(PageFiles, "copy_to", slow)
+    injection.before_each_step_of_a_copy(monkeypatch, send_more)
     found = proved(replica, clock)
     shipped = q.replication()
     assert shipped is not None
@@ -238,15 +218,10 @@ def test_the_end_of_a_replica_ends_a_proof(
 def test_a_check_is_interrupted(q: Queue) -> None:
     running = threading.Event()
     said: list[BaseException] = []
-    shard = q._storage._store.shards[0]  # type: ignore[attr-defined]
-
-    def endless(db: apsw.Connection) -> None:
-        running.set()
-        db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n").fetchall()
 
     def look() -> None:
         try:
-            shard.look(endless)
+            injection.read_for_ever(q, running.set)
         except strictq.StrictqError as e:
             said.append(e)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import epoch
 from strictq._store.shard import Shard
+from strictq._store.shipping.rebuild import PageFiles
 from tests.support.internals import failing, shard_of, store_of, tamper
 from tests.support.internals import fold as fold
 
@@ -170,3 +172,39 @@ def restamp(file: Path, by: int) -> int:
 def record_app_schema(q_path: str, sql: str) -> None:
     """Store the schema of a program's tables in queue.db of a closed queue, even if it does not fit its shards."""
     tamper(Path(q_path) / "queue.db", f"INSERT INTO app_schema (sql) VALUES ('{sql}')")
+
+
+def damage_pages(path: Path) -> None:
+    """Overwrite the middle of each page but the first of a shard's file, below SQLite."""
+    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        for at in range(4096, file.xFileSize(), 4096):
+            file.xWrite(b"damage", at + 2000)
+    finally:
+        file.xClose()
+
+
+def before_each_step_of_a_copy(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
+    """Call `act` with the number of the step, from 1, before each step in which a replica's files are copied."""
+    copy = PageFiles.copy_to
+
+    def copy_to(pages: PageFiles, to: Path, go_on: Callable[[], None]) -> None:
+        steps = itertools.count(1)
+
+        def step() -> None:
+            act(next(steps))
+            go_on()
+
+        copy(pages, to, step)
+
+    patch.setattr(PageFiles, "copy_to", copy_to)
+
+
+def read_for_ever(q: Queue, began: Callable[[], object]) -> None:
+    """Read the first shard until that is interrupted."""
+
+    def endless(db: apsw.Connection) -> None:
+        began()
+        db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n").fetchall()
+
+    shard_of(q).look(endless)
