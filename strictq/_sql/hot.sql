@@ -154,7 +154,7 @@ SELECT key FROM lane WHERE id > ?;
 SELECT id, key, seq FROM inbox ORDER BY id;
 
 -- name: epoch
--- audit: the shard's epoch; no token has a later one.
+-- audit and store: the shard's epoch; no token has a later one.
 SELECT epoch FROM counter;
 
 -- name: cold_rows

@@ -31,6 +31,7 @@ from .._errors import (
 )
 from .._files import real_path
 from .._observe import EventHook, Observers, notify
+from .._sql import HOT
 from .._stats import ReplicationStatus
 from .._types import Event
 from . import catalog, fork, holders, worker_reports
@@ -38,7 +39,7 @@ from .catalog import Catalog
 from .commit.calls import OpenTransaction, bound, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from .commit.connection import Durability
-from .commit.tx import NEVER, Totals
+from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
 from .lanes import claim, outbox, send, sweeps
@@ -268,7 +269,8 @@ class Store(Settings):
         """End the leases of the previous boot. Reads would otherwise show them as live until the first write to each shard."""
         for shard in self.shards:
             with suppress(StrictqError):  # the first write does it
-                if shard.glance(lambda db: Totals.read(db).epoch) < self.epoch:
+                epoch = shard.glance(lambda db: db.execute(HOT.epoch).get)
+                if epoch is not None and epoch < self.epoch:  # check() reports a missing row
                     shard.run(lambda _tx: None, 0.0)
 
     def close(self) -> None:

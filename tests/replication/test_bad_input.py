@@ -269,10 +269,6 @@ def _restore_before_the_base(w: World) -> None:
     strictq.restore(w.target, w.place / "new", at=1.0)
 
 
-def _restore_after_the_end(w: World) -> None:
-    strictq.restore(w.target, w.place / "new", at=4e9)
-
-
 def _restore_no_time(w: World) -> None:
     strictq.restore(w.target, w.place / "new", at=float("nan"))
 
@@ -428,7 +424,6 @@ CASES: list[tuple[Callable[[World], None], type[StrictqError], str]] = [
     (_restore_over_the_queue, InvalidArgument, "exists"),
     (_restore_into_the_target, InvalidArgument, "is inside the replica"),
     (_restore_before_the_base, InvalidArgument, "is before it"),
-    (_restore_after_the_end, InvalidArgument, "is after it"),
     (_restore_no_time, InvalidArgument, "seconds since 1970"),
     (_restore_no_such_state, InvalidArgument, "no state with the number 99"),
     (_restore_from_nowhere, QueueNotFound, "there is no directory"),

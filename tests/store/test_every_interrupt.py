@@ -160,6 +160,10 @@ def test_an_interrupt_at_any_check_for_signals(verb: str, durability: Durability
             require_free(q, file)
             return tuple(b - a for a, b in zip(before, facts(q, file), strict=True)), interrupt.checks, kept
 
+        outcomes = [(0,) * 9]
+        if verb == "consume":
+            # As a program's loop is left, its first step can be interrupted. Then all that it leased stays so until the deadline.
+            outcomes.append((0, 10, *outcomes[0][2:]))
         number = checks = 0
         for _ in range(3):  # the first ones read and make what later ones have
             number += 1
@@ -169,7 +173,7 @@ def test_an_interrupt_at_any_check_for_signals(verb: str, durability: Durability
             number += 1
             changed, _, kept = run(number, n)
             interrupted += isinstance(kept, KeyboardInterrupt)
-            assert changed in (whole, (0,) * len(whole)), (n, repr(kept))
+            assert changed in (whole, *outcomes), (n, repr(kept))
             in_another_thread(lambda: q.send(b"", "probe"))
             q.send(b"", "probe")
         assert interrupted > checks // EVERY // 2

@@ -277,7 +277,7 @@ PASSED: dict[str, Any] = {
     "message": "it failed", "hint": "wait", "transient": True, "shard": 3, "cause": OSError(28, "No space left on device"),
     "key": b"k", "seq": 1, "token": 2, "why": "it is over", "results": [None, LeaseLost("k", 1, 2)], "package": "rich",
     "extra": "cli", "path": "x.parquet", "target": "/replica", "term": 4, "contact_at": 5.0, "segment": 6,
-    "address": "host:1", "delay": 1.5, "delay_seconds": 2.5, "reason": "later",
+    "address": "host:1", "file": "state", "delay": 1.5, "delay_seconds": 2.5, "reason": "later",
 }  # fmt: skip
 """What the constructors of public exceptions are given, by name."""
 PUBLIC = [
