@@ -11,7 +11,7 @@ from benchmarks.peers.bare import BARE
 
 EVERYBODY: Final = (BARE, *PEERS)
 TOGETHER: Final = tuple(PEERS)
-"""Who can consume with several processes. Bare SQLite has one reader."""
+"""Who can consume in other processes than the sender. Bare SQLite is one process."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +46,7 @@ def _life(
 def _consume(
     name: str, what: str, number: int, consumers: int, style: str, batch: int, live: int = 0, *, plain: bool = True
 ) -> Pattern:
-    others = (TOGETHER if consumers > 1 or live else EVERYBODY) if plain else ()
+    others = TOGETHER if plain else ()
     return Pattern(
         name=name, what=what, number=number, program="consume", options={"consumers": consumers, "style": style, "live": live},
         others=others, their_program="consume", their_options={"consumers": consumers, "batch": batch, "live": live},
