@@ -286,7 +286,7 @@ def test_a_read_only_plan_of_hot_lanes_holds_for_one_state(tmp_path: Path, chang
                 return [bytes(row[KEY]) for segment in segments for rows in scan.pending(others, plan, segment) for row in rows]
 
             found = [key for part in (first, *rest) for key in read(part)]
-            assert sorted(found) == [encode_key(key) for key in sorted(keys)], "nobody writes"
+            assert sorted(found) == [encode_key(key) for key in sorted(keys)], "no process writes"
             if change == "a lane with a row":
                 q.send(b"later", key="another", delay=100.0)
             elif change == "a fold":
