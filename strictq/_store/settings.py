@@ -162,7 +162,7 @@ class Settings:
                 failed = e
         if failed is not None:
             raise OutcomeUnknown(
-                f"it is stored, but did not reach the shard: {failed}", shard=failed.shard, cause=failed
+                f"it is stored, but did not reach the shard: {failed}", shard=failed.shard, cause=failed.cause or failed
             ) from failed
 
     # ---- replication
