@@ -95,9 +95,9 @@ INSIDE_SUPPORT = {
     "support/internals.py",  # hands out the inside
     "support/injection.py",  # breaks it for tests that must not know it
     "support/guarded/sitecustomize.py",  # stands between strictq and apsw
-    "support/faults.py", "support/flips.py", "support/formats.py", "support/hot.py", "support/powercut.py",
-    "support/powercut_reading.py", "support/powercut_run.py", "support/powercut_verify.py", "support/programs.py",
-    "support/scans.py", "support/small_scope.py", "support/witness.py",
+    "support/faults.py", "support/flips.py", "support/format_2.py", "support/format_2_making.py", "support/formats.py",
+    "support/hot.py", "support/powercut.py", "support/powercut_reading.py", "support/powercut_run.py",
+    "support/powercut_verify.py", "support/programs.py", "support/scans.py", "support/small_scope.py", "support/witness.py",
 }  # fmt: skip
 
 
