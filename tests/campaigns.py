@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,7 @@ from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
 from tests.support.shipped_runs import ship
 from tests.support.small_scope import Enumeration
+from tests.support.witness import Witness
 
 TELL_SECONDS: Final = 30.0
 ROUND_SECONDS: Final = 15.0
@@ -60,7 +62,8 @@ def powercut(seed: int, place: Path) -> Numbers:
     """A recorded program, and images of it; some of them opened, recorded again, and cut a second time."""
     level, shards = KINDS[seed % len(KINDS)]
     done = Tally()
-    run = record(fresh(place), seed=seed, level=level, shards=shards, steps=50)
+    with closing(Witness(place)) as other:
+        run = record(fresh(place), seed=seed, level=level, shards=shards, steps=50, witness=other)
     done += cut(run, place / "image", seed=seed, per_point=12)
     run = record(fresh(place), seed=seed, level=level, shards=shards, steps=25)
     again = cut_again(run, place / "image", seed=seed, images=6, per_point=12, every=1)
@@ -118,13 +121,16 @@ def _processes(seed: int, place: Path, work: Callable[[Campaign], None]) -> Numb
 def failovers(seed: int, place: Path) -> Numbers:
     """Primaries that are killed, one after the other, and work that goes on at a replica that was promoted."""
     kind = failover.KINDS[seed % len(failover.KINDS)]
-    made = failover.fail_over(fresh(place), seed=seed, kind=kind, times=FAILOVERS, shards=1 + seed % 4, threads=1 + seed % 2)
+    made = failover.fail_over(
+        fresh(place), seed=seed, kind=kind, times=FAILOVERS, shards=1 + seed % 4, threads=1 + seed % 2, witnessed=True
+    )
     return failover.numbers(*made)
 
 
 def replicas(seed: int, place: Path) -> Numbers:
     """A target, a replica and a restore, each recorded, and images of them. Some replicas are cut a second time."""
-    run = ship(fresh(place), seed=seed)
+    with closing(Witness(place)) as other:
+        run = ship(fresh(place), seed=seed, witness=other)
     made = replica_cuts.record(place / "recorded-replica", run, seed=seed)
     judge = replica_cuts.ReplicaJudge(place / "image", run)
     judge.judge(made)

@@ -64,6 +64,10 @@ def test_a_cut_at_any_point(level: Level, shards: int, place: Path) -> None:
     assert set(+tally.modes) == set(MODES)
 
 
+def test_the_programs_fold(place: Path) -> None:
+    assert record(fresh(place, "recorded"), seed=1, level="full", shards=2, steps=50).folds > 1
+
+
 @pytest.mark.parametrize("level", ["full", "process"])
 def test_a_cut_at_any_point_without_hot_lanes(level: Level, place: Path) -> None:
     tally = Tally()

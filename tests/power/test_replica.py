@@ -38,6 +38,7 @@ def attack(place: Path, seed: int, *, every: int, weaken: Weaken = lambda _patch
         weaken(patch)
         run = ship(place, seed=seed)
     assert any(op.kind == "unlink" and op.name.endswith(".seg") for op in run.ops), "retention did nothing"
+    assert run.folds, "nothing was folded"
     return TargetJudge(place / "image", run).judge(every=every)
 
 

@@ -1,30 +1,52 @@
-"""Named consumers, workers, operators, restarts and reboots in any order: every message is processed once, and batches repeat."""
+"""Named consumers, workers, operators, restarts and reboots in any order: every message is processed once, and batches repeat.
+
+The logs of hot lanes are folded after a few rows. After each fold, memory must equal one that is built from the tables. At the
+end of some walks, another process and a fork of it open a copy of the queue, a restored copy, and a promoted replica.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import strictq
 from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig, _handouts
 from strictq._consumers import acknowledge
 from strictq.testing import FakeClock
 from tests.support.handouts import Label, Lazy, holder, read
+from tests.support.hot import Folds, narrow
+from tests.support.powercut_campaign import fast_directory
+from tests.support.witness import Witness, require_same
 
 KEYS = [f"k{n}" for n in range(5)]
 KEEP = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let another process open copies of the queues of this module."""
+    with fast_directory(tmp_path_factory.mktemp("witness")) as place, closing(Witness(place)) as HandoutsMachine.other:
+        yield
+    assert HandoutsMachine.folded >= HandoutsMachine.narrowed, "logs were folded too rarely"
 
 
 class HandoutsMachine(RuleBasedStateMachine):
     """What was sent, the contents of each batch, and what is processed; compared with the queue after every step."""
 
     deferring = ahead = False
+    other: ClassVar[Witness]
+    narrowed: ClassVar[int] = 0
+    folded: ClassVar[int] = 0
+    """Walks with small windows, and how often logs were cut in walks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +60,9 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.released: set[int] = set()
         self.working: list[Delivery] = []
         self.offset = 0  # the offset in the stream's checkpoint
+        self.folds = Folds()
+        self.witnessed = False
+        self.patches = ExitStack()
         self.q = self._open()
         self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
 
@@ -47,10 +72,26 @@ class HandoutsMachine(RuleBasedStateMachine):
             config=QueueConfig(max_attempts=None, lease_seconds=30.0),
         )  # fmt: skip
 
+    @initialize(
+        window=st.sampled_from([1, 3, 8]),
+        step=st.integers(1, 2),
+        slices=st.integers(1, 2),
+        witnessed=st.sampled_from([False] * 4 + [True]),
+    )
+    def begin(self, window: int, step: int, slices: int, witnessed: bool) -> None:
+        HandoutsMachine.narrowed += 1
+        self.patches.enter_context(narrow(window, step, slices))
+        self.witnessed = witnessed
+
     def teardown(self) -> None:
         try:
+            if self.witnessed:
+                self.other.require(self.q)
+                self.other.require_replicas(self.q, lambda promoted: require_same(promoted, self.q, KEYS))
             self._drain()
         finally:
+            self.patches.close()
+            HandoutsMachine.folded += max(self.folds.count, 0)
             self.q.close()
             shutil.rmtree(self.place, ignore_errors=True)
 
@@ -196,6 +237,7 @@ class HandoutsMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_is_sound(self) -> None:
         assert self.q.check() == []
+        self.folds.watch(self.q)
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -4,6 +4,10 @@ Two consumers work on one directory (or in memory), over one to four shards, in 
 the walk says so, the wall clock jumps, and the machine reboots. After every step each lane, the dead letters, the statistics, the
 program's own table and `check()` must agree with the model. At the end everything is drained, and every message must be resolved.
 
+In most walks the logs of hot lanes are folded after a few rows. After each fold, the memories of both consumers must equal one
+that is built from the tables. In some walks, another process and a fork of it open a copy of the queue after the first folds. At
+the end they also open a restored copy and a promoted replica.
+
 STRICTQ_HYPOTHESIS_EXAMPLES=2000 runs that many walks of 80 steps per form instead of the default few short ones.
 """
 
@@ -13,8 +17,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from typing import Any, ClassVar
 
 import anyio.from_thread
@@ -27,10 +31,15 @@ import strictq
 from strictq import InvalidArgument, LeaseLost, Message, PartialFailure, QueueConfig
 from strictq._keys import Key
 from strictq.testing import FakeClock
-from tests.support.blocking import open_blocking
+from tests.support.blocking import bare, open_blocking
+from tests.support.hot import Folds, narrow
 from tests.support.model import Model, Settings, micros
+from tests.support.powercut_campaign import fast_directory
+from tests.support.witness import Witness, require_same
 
 EXAMPLES = int(os.environ.get("STRICTQ_HYPOTHESIS_EXAMPLES", "0"))
+WITNESSED_FOLDS = 4
+"""After so many folds of a walk, another process opens a copy."""
 PROFILE = settings(
     max_examples=EXAMPLES or 50,
     stateful_step_count=80 if EXAMPLES else 30,
@@ -52,6 +61,14 @@ pick = st.integers(0, 50)
 handle = st.integers(0, 1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let another process open copies of the queues of this module."""
+    with fast_directory(tmp_path_factory.mktemp("witness")) as place, closing(Witness(place)) as QueueMachine.other:
+        yield
+    assert QueueMachine.folded >= QueueMachine.narrowed, "logs were folded too rarely"
+
+
 class Failure(Exception):
     """A failure inside a transaction of these tests."""
 
@@ -61,6 +78,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     in_memory: ClassVar[bool] = False
     awaited: ClassVar[bool] = False
+    other: ClassVar[Witness]
+    narrowed: ClassVar[int] = 0
+    folded: ClassVar[int] = 0
+    """Walks with small windows, and how often logs were cut in walks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +95,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.first_come: list[tuple[int, Any]] = []
         self.bodies = 0
         self.model: Model
+        self.folds = Folds()
+        self.patches = ExitStack()
+        self.witnessed = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -85,6 +109,10 @@ class QueueMachine(RuleBasedStateMachine):
         retry_for=st.sampled_from([0.0, 40.7]),
         on_expire=st.sampled_from(["drop", "dead_letter"]),
         default_ttl=st.sampled_from([None, None, 100.5]),
+        window=st.sampled_from([None, 1, 3, 8]),
+        step=st.integers(1, 2),
+        slices=st.integers(1, 2),
+        witnessed=st.sampled_from([True] if EXAMPLES else [False] * 9 + [True]),
     )
     def begin(
         self,
@@ -95,7 +123,15 @@ class QueueMachine(RuleBasedStateMachine):
         retry_for: float,
         on_expire: Any,
         default_ttl: float | None,
+        window: int | None,
+        step: int,
+        slices: int,
+        witnessed: bool,
     ) -> None:
+        if window is not None and not self.in_memory:
+            QueueMachine.narrowed += 1
+            self.patches.enter_context(narrow(window, step, slices, events=8 * (window + 4)))
+        self.witnessed = witnessed and not self.in_memory
         s = Settings(
             max_attempts=max_attempts,
             on_poison=policy if max_attempts else "dead_letter",
@@ -128,14 +164,24 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if self.queues and sys.exc_info()[0] is None:
+                if self.witnessed:
+                    q = self._bare()[0]
+                    self.other.require(q)
+                    self.other.require_replicas(q, lambda promoted: require_same(promoted, self.queues[0], KEYS))
                 self._drain()
         finally:
+            self.patches.close()
+            QueueMachine.folded += max(self.folds.count, 0)
             for q in self.queues:
                 q.close()
             if self.portal_context is not None:
                 self.portal_context.__exit__(None, None, None)
             if not self.in_memory:
                 shutil.rmtree(self.place)
+
+    def _bare(self) -> list[Any]:
+        """Return the different queue objects, as the store's tests need them."""
+        return [bare(q) for q in dict.fromkeys(self.queues)]
 
     def _drain(self) -> None:
         """Receive everything unresolved, once the operator permits it and time has passed."""
@@ -173,9 +219,10 @@ class QueueMachine(RuleBasedStateMachine):
         messages = [Message(self._body(), key=k) for k in keys]
         receipts = self.queues[h].send_many(messages)
         assert len(receipts) == len(messages)
+        together = {receipt.id for receipt in receipts}
         for message, receipt in zip(messages, receipts, strict=True):
             assert message.key is not None
-            self.model.sent(message.key, message.body, receipt)
+            self.model.sent(message.key, message.body, receipt, together=together)
 
     # --- receiving ---------------------------------------------------------------------------------------------------
 
@@ -520,6 +567,10 @@ class QueueMachine(RuleBasedStateMachine):
         for k in KEYS:
             self.model.compare_lane(k, q.peek(k, 1_000))
         assert [n for (n,) in sorted(q.query("SELECT n FROM app_log"))] == self.model.app_rows
+        if self.in_memory:
+            return  # it has no logs
+        if self.folds.watch(*self._bare()) and self.witnessed and self.folds.count <= WITNESSED_FOLDS:
+            self.other.require(self._bare()[0])
 
 
 class DiskMachine(QueueMachine):

@@ -22,7 +22,7 @@ PARTS = 2
 @pytest.fixture
 def enumeration(tmp_path: Path) -> Iterator[Enumeration]:
     with fast_directory(tmp_path) as place:
-        made = Enumeration(place)
+        made = Enumeration(place, witnessed=0.02)
         yield made
         made.close()
 
@@ -40,3 +40,4 @@ def test_every_sequence_of_four_steps_and_some_of_five(enumeration: Enumeration,
         enumeration.all_below(beginning, 5, share=0.003, seed=SEED)
     assert enumeration.done["of 4"] > 2_000
     assert enumeration.done["of 5"] > 80
+    assert enumeration.done["opened by another process"] > 3

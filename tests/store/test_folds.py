@@ -25,16 +25,11 @@ from strictq import Delivery, Message, Queue, QueueConfig
 from strictq._store.hot import cooling
 from strictq._store.hot.lane import HotLane
 from strictq._store.lanes.leases import ID
-from strictq.replication.promoting import promote
-from strictq.replication.received import ReceivedSegments
-from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
 from tests.support.hot import narrow, require_memories
 from tests.support.internals import shard_of
 from tests.support.powercut_campaign import fast_directory
-from tests.support.replicas import segments
-from tests.support.shipping import HISTORY, ship_once
-from tests.support.witness import Witness, told_of, witness
+from tests.support.witness import Witness
 
 STEPS = int(os.environ.get("STRICTQ_FOLD_STEPS", "150"))
 SEED = int(os.environ.get("STRICTQ_FOLD_SEED", "0"))
@@ -192,9 +187,13 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def walk(place: Path, seed: int) -> None:
     r = random.Random(seed)
     window, step, slices = r.choice((12, 30, 50, 80)), r.choice((1, 2, 5)), r.choice((1, 2, 3))
-    with narrow(window, step, slices, events=8 * window), witness(place) as other, closing(Walk(place / "q", seed)) as made:
+    with (
+        narrow(window, step, slices, events=8 * window),
+        closing(Witness(place)) as other,
+        closing(Walk(place / "q", seed)) as made,
+    ):
         made.run(STEPS, other)
-        assert other.folds > 2, "nothing was folded"
+        assert other.folds.count > 2, "nothing was folded"
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
@@ -215,22 +214,13 @@ def test_logs_of_earlier_versions(place: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_restored_copies_and_promoted_replicas(place: Path) -> None:
     """They have the logs of their original, whatever was cut there."""
-    with narrow(20, step=2), witness(place) as other, closing(Walk(place / "q", SEED)) as made:
-        q = made.queues[0]
-        for n in range(6):
+    with narrow(20, step=2), closing(Witness(place)) as other, closing(Walk(place / "q", SEED)) as made:
+
+        def compare(q: Queue) -> None:
+            for key in made.lanes:
+                made.compare(q, key)
+
+        for _ in range(6):
             made.run(STEPS // 10, other)
-            ship_once(q, place / "target")
-            expected = [told_of(shard_of(q))]
-            restored, replica = place / f"restored-{n}", place / f"replica-{n}"
-            strictq.restore(place / "target", restored, alone=True)
-            other.require_equal(restored, expected, made.clock)
-            received = ReceivedSegments(replica, made.clock)
-            received.claim(q.queue_id, HISTORY, "")
-            received.close()
-            (replica / LOGS[0]).write_bytes(b"".join(segments(place / "target")))
-            promote(replica, clock=made.clock)
-            with strictq.open(replica, read_only=True, clock=made.clock) as promoted:
-                for key in made.lanes:
-                    made.compare(promoted, key)
-            other.require_equal(replica, None, made.clock)  # its lanes have cooled
-        assert other.folds > 2, "nothing was folded"
+            other.require_replicas(made.queues[0], compare, place / "target")
+        assert other.folds.count > 2, "nothing was folded"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from strictq.testing import FakeClock
 from tests.support.format_1 import unpacked
 from tests.support.hot import narrow, require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
+from tests.support.powercut_campaign import fast_directory
 from tests.support.running import ROOT
-from tests.support.witness import witness
+from tests.support.witness import Witness
 
 KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
@@ -284,7 +285,7 @@ def test_every_memory_agrees(
 ) -> None:
     monkeypatch.setattr(writer, "CATCH_UP_MAX", 2_000 if seed % 2 else 3)
     walk = Walk(queue_path, seed, shards, acts)
-    with witness(tmp_path) as other:
+    with fast_directory(tmp_path) as place, closing(Witness(place)) as other:
         for n in range(250):
             walk.step()
             if n % 3 == 0:

@@ -63,7 +63,7 @@ class Campaign:
     stops: int = 0
     expected: set[str] = attrs.Factory(EXPECTED.copy)
     witnessed: bool = False
-    """Whether another process opens a copy of the queue after each fold. A copy of a replicated queue would be shipped."""
+    """Whether another process opens a copy of the queue after each fold."""
     _started: int = 0
 
     @property

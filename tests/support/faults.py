@@ -21,9 +21,10 @@ from strictq.testing import FakeClock
 from tests.support import history_lanes
 from tests.support.checker import Policy, check
 from tests.support.history import OK, Event, Return
+from tests.support.hot import require_memories
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, quiet, recording
-from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program
+from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program, windows
 from tests.support.recorded import SCHEMA
 
 FOREVER: Final = 1 << 60
@@ -142,6 +143,8 @@ class Scene:
     def work(self, steps: int) -> None:
         for _ in range(steps):
             self.program.step()
+            if self.journal.fault is None:
+                self.program.folds.watch(self.queue)
 
     def heal(self) -> None:
         """End the failures. The same object must be able to do everything again, at once."""
@@ -154,6 +157,7 @@ class Scene:
             assert self.program.recorded.send(self.program.recorded.new(key)) is not None, self.recorder.events[-1]
         assert self.program.recorded.receive(1, lease_seconds=20.0) is not None
         assert self.recorder.events[-1].outcome == OK  # type: ignore[union-attr]
+        require_memories(self.queue)
 
     def account(self) -> None:
         """Reopen the queue on a working disk, and verify that everything that returned holds and what raised changed nothing."""
@@ -232,19 +236,20 @@ def fail_some(place: Path, fault: str, *, seed: int, calls: int) -> tuple[int, i
         AssertionError: names the failure that broke a promise.
     """
     count = Count()
-    play(fresh(place), lambda: count, seed=seed, steps=STEPS)
-    there = count.kinds[CODES[fault][0]]
     chance = random.Random(seed)
     done = fired = 0
-    for first in chance.sample(range(1, there + 1), min(there, calls)):
-        for times in (1, chance.choice((3, FOREVER))):
-            plan = Plan(fault, first, times)
-            try:
-                play(fresh(place), lambda plan=plan: plan, seed=seed, steps=STEPS)  # type: ignore[misc]
-            except Exception as e:
-                raise AssertionError(f"{plan} and seed {seed}: {e}") from e
-            done += 1
-            fired += plan.fired > 0
+    with windows(seed):
+        play(fresh(place), lambda: count, seed=seed, steps=STEPS)
+        there = count.kinds[CODES[fault][0]]
+        for first in chance.sample(range(1, there + 1), min(there, calls)):
+            for times in (1, chance.choice((3, FOREVER))):
+                plan = Plan(fault, first, times)
+                try:
+                    play(fresh(place), lambda plan=plan: plan, seed=seed, steps=STEPS)  # type: ignore[misc]
+                except Exception as e:
+                    raise AssertionError(f"{plan} and seed {seed}: {e}") from e
+                done += 1
+                fired += plan.fired > 0
     return done, fired
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import strictq
 from strictq import QueueConfig
-from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
 from strictq._store.hot import cooling
 from strictq._store.hot.journal import COOL
@@ -69,13 +68,6 @@ def ready(memory: Memory) -> list[bytes]:
     return [key for _, key in sorted(waiting)]
 
 
-def require_totals(tx: Tx, fresh: Memory) -> None:
-    """Require that a transaction begins with the counter row plus what the logs add to it."""
-    totals = Totals.read(tx.db)
-    fresh.agree(tx.db, totals)
-    assert [getattr(totals, name) for name in SUMS] == [getattr(tx.totals, name) for name in SUMS]
-
-
 def require_agreement(*queues: strictq.Queue) -> None:
     """Require the memories of all queue objects to equal one that is built from the tables, and check() to find nothing."""
     require_memories(*queues)
@@ -84,18 +76,46 @@ def require_agreement(*queues: strictq.Queue) -> None:
 
 def require_memories(*queues: strictq.Queue) -> None:
     """Require the memories of all queue objects to equal one that is built from the tables."""
-    for number in range(len(store_of(queues[0]).shards)):
-        fresh: Memory | None = None
-        for q in queues:
-            shard = shard_of(q, number)
-            shard.run(lambda _tx: None)
-            memory = shard.hot
-            assert memory is not None
-            if fresh is None:
-                fresh = Memory(number)
-                shard.run(bound(require_totals, fresh))
-            assert state(memory) == state(fresh)
-            assert ready(memory) == ready(fresh)
+    for q in queues:
+        for shard in store_of(q).shards:
+            while not shard.run(_is_compared):
+                pass
+
+
+def _is_compared(tx: Tx) -> bool:
+    """Compare memory and totals, as they are at the beginning of a transaction. Return False if they are no longer."""
+    if tx.db.total_changes() != tx.changes_before:
+        return False  # other calls of the same transaction have changed something
+    memory = tx.hot
+    assert memory is not None
+    fresh, totals = Memory(0), Totals.read(tx.db)
+    fresh.agree(tx.db, totals)
+    assert [getattr(totals, name) for name in SUMS] == [getattr(tx.totals, name) for name in SUMS]
+    assert state(memory) == state(fresh)
+    assert ready(memory) == ready(fresh)
+    return True
+
+
+class Folds:
+    """Notices that a queue's logs were cut. Then every memory must equal one that is built from what is left.
+
+    Attributes:
+        count: how often they were cut. The first look, which also compares, is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.count = -1
+        self._cuts: list[int] = []
+
+    def watch(self, *queues: strictq.Queue) -> bool:
+        """Return whether the logs were cut since the last call. If so, compare the memories of these objects of one queue."""
+        cuts = [cut_to(queues[0], number) for number in range(len(store_of(queues[0]).shards))]
+        if cuts == self._cuts:
+            return False
+        require_memories(*queues)
+        self._cuts = cuts
+        self.count += 1
+        return True
 
 
 def cut_to(q: strictq.Queue, number: int = 0) -> int:

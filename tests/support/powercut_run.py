@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,9 +15,11 @@ import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
 from strictq.testing import FakeClock
 from tests.support.history import Event
+from tests.support.hot import Folds, narrow
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, read_file, recording
 from tests.support.recorded import SCHEMA, Recorded, body_of
+from tests.support.witness import Witness, require_same
 
 KEYS: Final[tuple[Any, ...]] = ("a", "b", "c", 4, b"\xff5")
 SHORT_LIVED: Final = "short-lived"
@@ -80,12 +82,13 @@ class Named(Recorded):
 
 @attrs.frozen
 class Run:
-    """A recording."""
+    """A recording, and how often logs were cut."""
 
     journal: Journal
     events: list[Event]
     level: Level
     clock: FakeClock
+    folds: int = 0
 
 
 class Program:
@@ -98,6 +101,13 @@ class Program:
         self.random = chance
         self.held: list[Delivery] = []
         self.shortened: set[tuple[Any, int]] = set()
+        self.folds = Folds()
+
+    def work(self, steps: int) -> None:
+        """Make so many steps. After each fold, memory is compared with one that is built from the tables."""
+        for _ in range(steps):
+            self.step()
+            self.folds.watch(self.queue)
 
     def step(self) -> None:
         """Make one call, or a few that belong together."""
@@ -187,12 +197,26 @@ class Program:
             self.queue.app_schema(f"CREATE TABLE IF NOT EXISTS app_more_{self.random.randint(0, 9)} (x INTEGER) STRICT")
 
 
-def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = True) -> Run:
-    """Create a queue under `root` and work on it."""
+def windows(seed: int) -> AbstractContextManager[None]:
+    """Return a block in which logs are folded after a few rows, or, for every third seed, as late as usual."""
+    chance = random.Random(f"windows of {seed}")
+    if seed % 3 == 0:
+        return nullcontext()
+    return narrow(chance.choice((1, 3, 8)), chance.choice((1, 2)), chance.choice((1, 2, 3)), chance.choice((20, 90)))
+
+
+def record(
+    root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = True, witness: Witness | None = None
+) -> Run:
+    """Create a queue under `root` and work on it.
+
+    Args:
+        witness: opens copies of it, restored ones and promoted replicas at the end.
+    """
     config = CONFIG.evolve(hot_lanes=hot_lanes)
     clock = FakeClock()
     chance = random.Random(seed)
-    with recording(root, clock) as journal:
+    with recording(root, clock) as journal, windows(seed):
         recorder = Recorder()
         recorder.journal = journal
         queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=config, clock=clock)
@@ -200,18 +224,20 @@ def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_
         queue.app_schema(SCHEMA)
         journal.note("ready")
         program = Program(Named(queue, recorder), clock, chance)
-        for _ in range(steps):
-            program.step()
+        program.work(steps)
         journal.note("last")
         journal.recording = False
+        if witness is not None:
+            witness.require(queue)
+            witness.require_replicas(queue, lambda promoted: require_same(promoted, queue, ALL_KEYS))
         queue.close()
-    return Run(journal, recorder.events, level, clock)
+    return Run(journal, recorder.events, level, clock, program.folds.count)
 
 
 def resume(root: Path, run: Run, events: list[Event], *, seed: int, steps: int, clock: FakeClock) -> Run:
     """Open the queue under `root` after a cut, and continue working on it. All of that is recorded, for a second cut."""
     known = {file.name: read_file(file) for file in sorted((root / PLACE).glob("*.db"))}
-    with recording(root, clock, known) as journal:
+    with recording(root, clock, known) as journal, windows(seed):
         recorder = Recorder()
         recorder.events.extend(events)
         call = recorder.invoke("reboot")
@@ -222,9 +248,8 @@ def resume(root: Path, run: Run, events: list[Event], *, seed: int, steps: int, 
         journal.note("ready")
         queue = strictq.open(Path(journal.root, PLACE), clock=clock)
         program = Program(Named(queue, recorder, f"again-{seed}"), clock, random.Random(seed))
-        for _ in range(steps):
-            program.step()
+        program.work(steps)
         journal.note("last")
         journal.recording = False
         queue.close()
-    return Run(journal, recorder.events, run.level, clock)
+    return Run(journal, recorder.events, run.level, clock, program.folds.count)

@@ -19,11 +19,13 @@ from strictq.replication.directory import DirectoryTarget
 from strictq.replication.segment import SegmentHeader, decode_header
 from strictq.replication.shipper import Shipper
 from strictq.testing import FakeClock
+from tests.support.hot import Folds
 from tests.support.powercut import recording
 from tests.support.powercut_disk import Disk, Op
-from tests.support.powercut_run import Level
+from tests.support.powercut_run import Level, windows
 from tests.support.powercut_verify import require as demand
 from tests.support.shipping import shipper_of
+from tests.support.witness import Witness
 
 KEYS: Final = ("a", "b", "c", "d", "e", "f")
 SCHEMA: Final = "CREATE TABLE IF NOT EXISTS app_passed (lane TEXT NOT NULL, n INTEGER NOT NULL) STRICT"
@@ -106,6 +108,7 @@ class ShippedProgram:
         self.held: list[Delivery] = []
         self.abandoned: set[str] = set()
         """Keys with leases that nothing in `held` has."""
+        self.folds = Folds()
         self._bodies = 0
 
     def step(self, q: Queue) -> None:
@@ -113,6 +116,7 @@ class ShippedProgram:
         acts = [(self.send, 6), (self.receive, 4), (self.settle, 6), (self.transact, 4), (self.operate, 1), (self.configure, 1)]
         (act,) = self.random.choices([a for a, _ in acts], [w for _, w in acts])
         act(q)
+        self.folds.watch(q)
         self.clock.advance(self.random.choice((0.001, 0.1, 2.0)))
 
     def _body(self) -> bytes:
@@ -199,6 +203,7 @@ class ShippedRun:
         segments, headers: each of them, whether it is still at the target or not.
         states: what the queue had, by the number of the last segment of each complete cut.
         queues: copies of the queue, as it was while a segment was put; -1: before the first one.
+        folds: how often logs were cut.
     """
 
     seed: int
@@ -208,6 +213,7 @@ class ShippedRun:
     headers: list[SegmentHeader] = attrs.Factory(list)
     states: dict[int, Contents] = attrs.Factory(dict)
     queues: dict[int, tuple[Path, Contents]] = attrs.Factory(dict)
+    folds: int = 0
 
     @property
     def last(self) -> int:
@@ -266,12 +272,16 @@ class ShippingWorld:
         return self.shipper(target)
 
 
-def ship(place: Path, *, seed: int, rounds: int = 6) -> ShippedRun:
-    """Work on a queue and ship it to a directory, which is recorded. A round ends with a complete cut."""
+def ship(place: Path, *, seed: int, rounds: int = 6, witness: Witness | None = None) -> ShippedRun:
+    """Work on a queue and ship it to a directory, which is recorded. A round ends with a complete cut.
+
+    Args:
+        witness: opens copies of it at the end.
+    """
     chance, clock, run = random.Random(seed), FakeClock(), ShippedRun(seed)
     root = place / "recorded"
     root.mkdir()
-    with recording(root, clock) as journal, pytest.MonkeyPatch.context() as patch:
+    with recording(root, clock) as journal, windows(seed), pytest.MonkeyPatch.context() as patch:
         world = ShippingWorld(place, run, clock, chance)
         real = DirectoryTarget.put
 
@@ -295,8 +305,10 @@ def ship(place: Path, *, seed: int, rounds: int = 6) -> ShippedRun:
                 shipper = world.begin_again(target, shipper)
         shipper.close()
         journal.recording = False
+        if witness is not None:
+            witness.require(world.q)
         world.q.close()
-    run.start, run.ops = journal.start, journal.ops
+    run.start, run.ops, run.folds = journal.start, journal.ops, world.program.folds.count
     return run
 
 

@@ -2,7 +2,8 @@
 
 The consumers are two queue objects on one directory, so each works with the other's writes. Sequences that differ only in the
 names of the consumers or of the keys are equal: the first consumer and the first key of a sequence are always A and "a". Time
-stands still except for `expire`. After its last operation each sequence is examined completely, and drained.
+stands still except for `expire`. After its last operation each sequence is examined completely, and drained. If that operation is
+a fold, every memory must equal one that is built from the tables, also that of another process: of every sequence, or of a share.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from strictq._store.upkeep import Upkeep
 from strictq.testing import FakeClock
 from tests.support.hot import require_memories
 from tests.support.internals import shard_of, store_of
+from tests.support.witness import Witness
 
 KEYS: Final = ("a", "b")
 LEASE_SECONDS: Final = 30.0
@@ -416,9 +418,16 @@ class Enumeration:
         done: how many there were, by length, and their number of steps.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, witnessed: float = 1.0) -> None:
+        """
+        Args:
+            directory: where the queue is.
+            witnessed: the share of folds after which another process opens a copy.
+        """
+        self._witnessed = witnessed
         self.done: Counter[str] = Counter()
         self._path = directory / "small.strictq"
+        self._witness = Witness(directory)
         strictq.open(self._path, shards=1, durability="process", config=CONFIG, clock=FakeClock()).close()
         self._blank = {file.name: file.read_bytes() for file in self._path.iterdir() if file.name != "reserve"}
         self._place: Place | None = None
@@ -440,6 +449,9 @@ class Enumeration:
                 following = world.enabled(sequence)
                 last = sequence[-1][1] if sequence else 0
                 world.look(1 - last)
+                if sequence and sequence[-1][0] == "fold" and random.Random(f"{sequence}").random() < self._witnessed:
+                    self._witness.require(place.queues[last])
+                    self.done["opened by another process"] += 1
                 world.drain(1 - last)
             except BaseException as e:
                 e.add_note(f"the sequence, number {place.sequences} of its queue: {sequence}")
@@ -450,7 +462,7 @@ class Enumeration:
         return following
 
     def _renew(self) -> Place:
-        self.close()
+        self._end()
         for file in self._path.iterdir():
             if file.name in self._blank:
                 file.write_bytes(self._blank[file.name])
@@ -461,6 +473,10 @@ class Enumeration:
 
     def close(self) -> None:
         """End the processes."""
+        self._witness.close()
+        self._end()
+
+    def _end(self) -> None:
         place, self._place = self._place, None
         if place is not None:
             place.close()

@@ -14,6 +14,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import strictq
 from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable
 from tests.support.history import Recorder
-from tests.support.hot import narrow
+from tests.support.hot import Folds, narrow
 from tests.support.recorded import Recorded
 from tests.support.witness import Witness
 
@@ -33,6 +34,8 @@ SHORT_LIVED = "lane-short-lived"
 PURGED = "lane-purged"
 """A key that is purged occasionally."""
 ALL_KEYS = [*KEYS, HANDLED, SHORT_LIVED, PURGED]
+UNCONFIRMED = (NotConfirmed, TargetUnavailable, Fenced)
+"""Errors of a replicated queue whose replica is away, or was promoted."""
 
 
 class Stress:
@@ -56,7 +59,7 @@ class Stress:
         elif chance < 0.37:
             self.handled_at_once()
         elif chance < 0.38:
-            with suppress(NotConfirmed, TargetUnavailable, Fenced):  # its replica is away, or was promoted
+            with suppress(*UNCONFIRMED):
                 self.look()
         else:
             self.consume()
@@ -201,7 +204,9 @@ def main() -> None:
     with ExitStack() as stack:
         stack.enter_context(narrow(200, step=20, events=1_000))
         queue = stack.enter_context(strictq.open(options.queue, durability=options.durability, create=False))
-        other = stack.enter_context(closing(Witness(options.witness))) if options.witness else None
+        watch: Callable[[strictq.Queue], object] = Folds().watch
+        if options.witness:
+            watch = stack.enter_context(closing(Witness(options.witness))).watch
         watching = threading.Lock()
         recorded = Recorded(queue, recorder)
 
@@ -212,9 +217,10 @@ def main() -> None:
                 while not stop.is_set() and (options.steps is None or done < options.steps):
                     stress.step()
                     done += 1
-                    if other is not None and watching.acquire(blocking=False):
+                    if watching.acquire(blocking=False):
                         try:
-                            other.watch(queue)
+                            with suppress(*UNCONFIRMED):
+                                watch(queue)
                         finally:
                             watching.release()
             except BaseException as e:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import apsw
 
 import strictq
 from strictq import Queue
+from strictq._store import catalog
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
 from strictq._store.commit.writer import in_read_transaction
@@ -30,11 +31,15 @@ from strictq._store.disk import layout
 from strictq._store.hot.memory import Memory
 from strictq._store.shard import Shard
 from strictq._store.upkeep import Upkeep
+from strictq.replication.promoting import promote
+from strictq.replication.received import ReceivedSegments
+from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
-from tests.support.hot import cut_to, ready, require_memories, state
+from tests.support.hot import Folds, ready, require_memories, state
 from tests.support.internals import connected, store_of
-from tests.support.powercut_campaign import fast_directory
+from tests.support.replicas import segments
 from tests.support.running import ROOT
+from tests.support.shipping import HISTORY, ship_once
 
 
 def told(memory: Memory) -> str:
@@ -48,7 +53,7 @@ def told_of(shard: Shard) -> str:
 
 
 class Witness:
-    """The process, and what it has seen of a queue. Used by one thread at a time."""
+    """The process, which starts with the first request. Used by one thread at a time."""
 
     def __init__(self, place: Path) -> None:
         """
@@ -56,32 +61,26 @@ class Witness:
             place: where copies are made.
         """
         self._place = place
-        self._cuts: list[int] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.witness"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.folds = -1
-        """The number of folds after which it was asked. It is also asked at the first look."""
+        self._process: subprocess.Popen[str] | None = None
+        self.folds = Folds()
+        """Those that `watch` has seen."""
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate()
 
-    def watch(self, q: Queue) -> None:
-        """Require the queue to be sound for others if its logs were cut since the last call.
+    def watch(self, *queues: Queue) -> None:
+        """Require a queue to be sound, here and for others, if its logs were cut since the last call.
 
+        Args:
+            queues: objects of one queue.
         Raises:
             AssertionError: it is not.
         """
-        cuts = [cut_to(q, number) for number in range(len(store_of(q).shards))]
-        if cuts != self._cuts:
-            self._cuts = cuts
-            self.folds += 1
-            self.require(q)
+        if self.folds.watch(*queues):
+            self.require(queues[0])
 
     def require(self, q: Queue) -> None:
         """Require a copy, opened by the process and by a fork of it, to have the hot lanes that the caller's memory has.
@@ -89,11 +88,41 @@ class Witness:
         Raises:
             AssertionError: it has others, cannot be opened, or check() finds something.
         """
-        copy = Path(tempfile.mkdtemp(prefix="copy-", dir=self._place))
-        try:
+        with self._directory() as copy:
             self.require_equal(copy, copied(q, copy), q._storage.clock)
+
+    def require_replicas(self, q: Queue, compare: Callable[[Queue], object], target: Path | None = None) -> None:
+        """Ship a queue. Require a restored copy and a promoted replica to be sound, for the process and for a fork of it.
+
+        Args:
+            compare: raises an AssertionError if the promoted replica is not as it should be.
+            target: what was shipped there before is kept, and is not shipped again. None: everything is shipped.
+        Raises:
+            AssertionError: one is not sound, or the restored copy has other hot lanes than the caller's memory.
+        """
+        clock = q._storage.clock
+        with self._directory() as place:
+            target = target or place / "target"
+            ship_once(q, target)
+            restored, replica = place / "restored", place / "replica"
+            strictq.restore(target, restored, alone=True)
+            self.require_equal(restored, [told_of(shard) for shard in store_of(q).shards], clock)
+            received = ReceivedSegments(replica, clock)
+            received.claim(q.queue_id, HISTORY, "")
+            received.close()
+            (replica / LOGS[0]).write_bytes(b"".join(segments(target)))
+            promote(replica, clock=clock)
+            with strictq.open(replica, read_only=True, clock=clock) as promoted:
+                compare(promoted)
+            self.require_equal(replica, None, clock)  # its lanes have cooled
+
+    @contextmanager
+    def _directory(self) -> Iterator[Path]:
+        path = Path(tempfile.mkdtemp(prefix="copy-", dir=self._place))
+        try:
+            yield path
         finally:
-            shutil.rmtree(copy)
+            shutil.rmtree(path)
 
     def require_equal(self, path: Path, expected: list[str] | None, clock: Any = None) -> None:
         """Require a closed queue to be sound, and to have these hot lanes in each shard; None: any.
@@ -101,6 +130,9 @@ class Witness:
         Raises:
             AssertionError: it is not, or has not.
         """
+        if self._process is None:
+            command = [sys.executable, "-m", "tests.support.witness"]
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         now = (clock._wall, clock._boot, clock._boots) if isinstance(clock, FakeClock) else None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -111,10 +143,15 @@ class Witness:
 
 
 def copied(q: Queue, to: Path) -> list[str]:
-    """Copy an open queue, each shard under its write lock. Return what this process's memory knows of each."""
+    """Copy an open queue, each shard under its write lock. Return what this process's memory knows of each.
+
+    The copy is not replicated.
+    """
     for file in Path(q.path).iterdir():
         if not file.name.startswith(("shard-", layout.RESERVE)):
             shutil.copyfile(file, to / file.name)
+    if (replication := q._storage.replication) is not None:
+        catalog.set_replication(to, replication._replace(mode="off"))
 
     def copy(tx: Tx, name: str) -> str | None:
         if tx.db.total_changes() != tx.changes_before:
@@ -133,11 +170,10 @@ def copied(q: Queue, to: Path) -> list[str]:
     return found
 
 
-@contextmanager
-def witness(fallback: Path) -> Iterator[Witness]:
-    """Run a witness until the end of the block."""
-    with fast_directory(fallback) as place, closing(Witness(place)) as made:
-        yield made
+def require_same(q: Queue, other: Queue, keys: Iterable[Any]) -> None:
+    """Require a queue to have the messages of another one."""
+    for key in keys:
+        assert [(m.seq, m.body) for m in q.peek(key, 10_000)] == [(m.seq, m.body) for m in other.peek(key, 10_000)], key
 
 
 # ---- the process
