@@ -73,7 +73,7 @@ SHORT: Final = Sizes(
 
 TINY: Final = Sizes(
     name="tiny",
-    rounds=2,
+    rounds=1,
     keys=50,
     wide_keys=200,
     batches=2000,

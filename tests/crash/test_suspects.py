@@ -5,6 +5,7 @@ Processes are killed by SIGKILL, and a log outside of the queue is checked.
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from tests.support.deadly import BATCH_MAX, HOWS
 KEYS = ("a", "b", "c", "d")
 MESSAGES = 30
 DEADLY = ("b", 5)
+KILLERS = int(os.environ.get("STRICTQ_KILLERS", str(len(HOWS))))
+"""How many campaigns of killers among innocents are run."""
 WAYS = pytest.mark.parametrize("how", ["consume", "with", "worker"])
 
 
@@ -231,6 +234,6 @@ def test_a_killer_is_found_and_its_neighbours_go_on(tmp_path: Path, how: str) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(KILLERS))
 def test_killers_among_innocents(tmp_path: Path, seed: int) -> None:
     check(Case.of(seed), tmp_path)

@@ -1,6 +1,7 @@
 """Every sequence of a few steps of two consumers on two keys: tests/support/small_scope.py.
 
-`python -m tests.campaigns enumerate` runs all sequences of five steps. STRICTQ_SMALL_SCOPE_SEED selects others for the test.
+`python -m tests.campaigns enumerate` runs all sequences of five steps. STRICTQ_SMALL_SCOPE_SEED selects others for the test,
+and another third of the sequences of four steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tests.support.small_scope import Enumeration
 
 SEED = int(os.environ.get("STRICTQ_SMALL_SCOPE_SEED", "0"))
 PARTS = 2
+THIRDS = 3
 
 
 @pytest.fixture
@@ -35,9 +37,9 @@ def test_every_sequence_of_three_steps(enumeration: Enumeration) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_sequence_of_four_steps_and_some_of_five(enumeration: Enumeration, part: int) -> None:
-    for beginning in enumeration.beginnings(2)[part::PARTS]:
+def test_a_third_of_the_sequences_of_four_steps_and_some_of_five(enumeration: Enumeration, part: int) -> None:
+    for beginning in enumeration.beginnings(2)[SEED % THIRDS :: THIRDS][part::PARTS]:
         enumeration.all_below(beginning, 5, share=0.003, seed=SEED)
-    assert enumeration.done["of 4"] > 2_000
-    assert enumeration.done["of 5"] > 80
-    assert enumeration.done["opened by another process"] > 3
+    assert enumeration.done["of 4"] > 600
+    assert enumeration.done["of 5"] > 25
+    assert enumeration.done["opened by another process"] > 0

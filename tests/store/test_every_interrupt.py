@@ -1,6 +1,6 @@
 """An interrupt at any check for signals of every verb: the queue works, nothing stays held, and the effect is whole or none.
 
-Every fifth check. To try each one:
+Every fifteenth check. To try each one:
 
     STRICTQ_INTERRUPTS_EVERY=1 python -m pytest -n 4 tests/store/test_every_interrupt.py
 """
@@ -31,7 +31,7 @@ from tests.support.powercut_campaign import fast_directory
 from tests.support.running import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
-EVERY: Final = int(os.environ.get("STRICTQ_INTERRUPTS_EVERY", "5"))
+EVERY: Final = int(os.environ.get("STRICTQ_INTERRUPTS_EVERY", "15"))
 """Every so many checks; "1" tries all of them, in some ten minutes of processor time."""
 Durability = Literal["full", "process"]
 

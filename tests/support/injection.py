@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class AfterCommit:
         self._directory = str(directory)
         self._fails = fails
         self._thread = threading.get_ident()
-        self._committed = self._over = False
+        self._committed = False
         self.steps = 0
 
     def __enter__(self) -> AfterCommit:
@@ -51,11 +52,12 @@ class AfterCommit:
             if db.filename.startswith(self._directory):
                 self._trace(db)
         apsw.connection_hooks.append(self._connection)
-        sys.addaudithook(self._audit)
+        _watch_opens()
+        _after_commit.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True  # an audit hook can't be removed
+        _after_commit.remove(self)
         apsw.connection_hooks.remove(self._connection)
 
     def _trace(self, db: apsw.Connection) -> None:
@@ -64,7 +66,7 @@ class AfterCommit:
                 db.exec_trace = self._statement
 
     def _step(self) -> bool:
-        if self._over or not self._committed or threading.get_ident() != self._thread:
+        if self not in _after_commit or not self._committed or threading.get_ident() != self._thread:
             return False
         self.steps += 1
         return self._fails(self.steps - 1)
@@ -83,9 +85,29 @@ class AfterCommit:
             raise apsw.exception_for(apsw.SQLITE_CANTOPEN)
         self._trace(db)
 
-    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" and str(arguments[0]).startswith(self._directory) and self._step():
+    def opens(self, path: str) -> None:
+        """Let the opening of a file in the directory fail, if it is this step's turn."""
+        if path.startswith(self._directory) and self._step():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+_after_commit: list[AfterCommit] = []
+"""Those whose block runs now."""
+
+
+@cache
+def _watch_opens() -> None:
+    """Tell them of every file that is opened.
+
+    An audit hook can't be removed, and slows whatever the process does later. So there is one for all blocks.
+    """
+
+    def opened(event: str, arguments: tuple[object, ...]) -> None:
+        if _after_commit and event == "open":
+            for each in _after_commit:
+                each.opens(str(arguments[0]))
+
+    sys.addaudithook(opened)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def test_plain_text_without_rich(tmp_path: Path) -> None:
     done = run("-c", WITHOUT_RICH, "--tiny", "--only", "open-memory", "import", "--dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     title, versions, headers, *rows = done.stdout.splitlines()
-    assert title == "strictq benchmarks, tiny form, 2 rounds"
+    assert title == "strictq benchmarks, tiny form, 1 rounds"
     assert "sqlite" in versions
     assert headers.split()[:3] == ["Case", "Figure", "Median"]
     assert [r.split()[0] for r in rows] == ["open-memory", "import"]
