@@ -24,7 +24,7 @@ THIRDS = 3
 @pytest.fixture
 def enumeration(tmp_path: Path) -> Iterator[Enumeration]:
     with fast_directory(tmp_path) as place:
-        made = Enumeration(place, witnessed=0.02)
+        made = Enumeration(place, witnessed=0.06)
         yield made
         made.close()
 
