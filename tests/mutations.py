@@ -35,6 +35,7 @@ FOLDS = ("tests/store/test_folds.py",)
 AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
 LOOKS = ("tests/store/test_looks.py",)
+MIGRATING = ("tests/store/test_migrating.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -256,6 +257,27 @@ MUTATIONS = [
         "            if self.seen and id_ != self.seen + 1:\n",
         "            if False:\n",
         *HOT_LANES,
+    ),
+    _store(
+        "a hole in the journal of format 2 is noticed",
+        "migrating/logs.py",
+        "            if self._seen and i != self._seen + 1:\n",
+        "            if False:\n",
+        *MIGRATING,
+    ),
+    _store(
+        "acks of format 2 that were cut are read from the lane's row",
+        "migrating/logs.py",
+        "                lane.done, lane.active_at = None, 0\n",
+        "                pass\n",
+        *MIGRATING,
+    ),
+    _store(
+        "a lease of format 2 that was released by a deleted message is over",
+        "migrating/logs.py",
+        " and acked is not None and acked > lane.torn:\n",
+        " and acked is None:\n",
+        *MIGRATING,
     ),
     _store(
         "what was folded does not count twice",

@@ -212,6 +212,12 @@ def test_the_store_has_one_door(path: Path) -> None:
     assert list(behind_the_api(path)) == []
 
 
+@of_each(sorted((PACKAGE / "_store" / "migrating").glob("*.py")))
+def test_the_reader_of_format_2_needs_nothing_that_works_with_it(path: Path) -> None:
+    for line, name in imports(path):
+        assert not re.match(r"strictq\._store\.(hot|lanes|bulk)\b", name), f"{path}:{line} imports {name}"
+
+
 def may_look_inside(path: Path) -> bool:
     """Whether a file of the tests may look behind the store's api, or at its files with SQL."""
     place = path.relative_to(ROOT / "tests")

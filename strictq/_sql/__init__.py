@@ -87,6 +87,7 @@ APPLIED: Final = Statements("applied")
 HOT: Final = Statements("hot")
 REPLICATION: Final = Statements("replication")
 MERGE: Final = Statements("merge")
+MIGRATING: Final = Statements("migrating")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """The tables of a shard of format 1. Independent features define their tables in their own files."""

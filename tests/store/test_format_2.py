@@ -18,11 +18,18 @@ from strictq.testing import FakeClock
 from tests.support import format_2
 from tests.support.format_2 import Facts, key_of, label, shown
 from tests.support.handouts import holder, read
+from tests.support.powercut_campaign import fast_directory
 
 KINDS = format_2.kinds()
 STEP_SECONDS = 60.0
 STEPS_MAX = 200
 BYTES_MAX = 420_000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
 
 
 def opened(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, FakeClock]:
@@ -33,8 +40,8 @@ def opened(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, FakeCl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_process_reports_what_is_known(kind: str, tmp_path: Path) -> None:
-    q, facts, _ = opened(kind, tmp_path, read_only=True)
+def test_another_process_reports_what_is_known(kind: str, place: Path) -> None:
+    q, facts, _ = opened(kind, place, read_only=True)
     with q:
         report = format_2.reported(q, map(key_of, facts["tails"]), facts["keyless"])
         assert json.loads(json.dumps(report)) == facts["report"]
@@ -49,8 +56,8 @@ def test_another_process_reports_what_is_known(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_comes_out_once_in_order(kind: str, tmp_path: Path) -> None:
-    q, facts, clock = opened(kind, tmp_path)
+def test_it_comes_out_once_in_order(kind: str, place: Path) -> None:
+    q, facts, clock = opened(kind, place)
     with q:
         for key, dedup_id, seq, i in facts.get("dedup", ()):
             receipt = q.send(b"again", None if key is None else key_of(key), dedup_id=dedup_id)
