@@ -97,6 +97,7 @@ INSIDE_SUPPORT = {
     "support/guarded/sitecustomize.py",  # stands between strictq and apsw
     "support/faults.py", "support/flips.py", "support/format_2.py", "support/format_2_making.py", "support/formats.py",
     "support/hot.py", "support/powercut.py", "support/powercut_reading.py", "support/powercut_run.py",
+    "support/lane_kills.py", "support/lane_walk.py",
     "support/powercut_verify.py", "support/programs.py", "support/scans.py", "support/small_scope.py", "support/witness.py",
 }  # fmt: skip
 
@@ -216,6 +217,26 @@ def test_the_store_has_one_door(path: Path) -> None:
 def test_the_reader_of_format_2_needs_nothing_that_works_with_it(path: Path) -> None:
     for line, name in imports(path):
         assert not re.match(r"strictq\._store\.(hot|lanes|bulk)\b", name), f"{path}:{line} imports {name}"
+
+
+# The floors of the store of format 3, top first. A package may import its own modules and those of the packages named here.
+FLOORS = {
+    "onelane": {"log", "tables", "lane", "commit", "disk"},
+    "tables": {"log", "lane"},
+    "log": {"lane"},
+    "lane": set(),
+}
+
+
+@of_each([path for path in FILES if path.parent.parent.name == "_store" and path.parent.name in FLOORS])
+def test_the_floors_of_a_shard_point_down(path: Path) -> None:
+    here = path.parent.name
+    for line, name in imports(path):
+        if name.startswith("strictq._store."):
+            other = name.split(".")[2]
+            assert other == here or other in FLOORS[here], f"{path}:{line}: {here} must not import {other}"
+        if here == "lane":
+            assert not name.startswith(("apsw", "strictq._sql")), f"{path}:{line}: the rules of a lane know no SQL"
 
 
 def may_look_inside(path: Path) -> bool:

@@ -88,6 +88,8 @@ HOT: Final = Statements("hot")
 REPLICATION: Final = Statements("replication")
 MERGE: Final = Statements("merge")
 MIGRATING: Final = Statements("migrating")
+LANE_LOG: Final = Statements("lane_log")
+LANE_TABLES: Final = Statements("lane_tables")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """The tables of a shard of format 1. Independent features define their tables in their own files."""

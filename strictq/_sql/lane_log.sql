@@ -1,0 +1,89 @@
+-- name: schema
+-- The two logs of a shard of format 3: every message in order of arrival, and every change of state. Row 0 of each exists from the
+-- start, and the newest row of each is never deleted, so a number is never used twice.
+CREATE TABLE message (
+    id       INTEGER PRIMARY KEY,                  -- arrival number
+    key      BLOB    NOT NULL,
+    seq      INTEGER NOT NULL,
+    sent_at  INTEGER NOT NULL,                     -- queue time
+    due      INTEGER,                              -- sent with a delay: when it ends
+    expires  INTEGER,
+    opts     TEXT,                                 -- headers, size_hint, prepare_seconds, process_seconds; NULL: none
+    body     BLOB                                  -- last: a reader of the other columns never touches overflow pages
+) STRICT;
+CREATE TABLE journal (
+    id       INTEGER PRIMARY KEY,                  -- without a gap
+    kind     INTEGER NOT NULL,
+    at       INTEGER NOT NULL,                     -- queue time
+    top      INTEGER NOT NULL,                     -- newest message at this time
+    token    INTEGER NOT NULL,
+    deadline INTEGER NOT NULL,                     -- nack, defer: when the message is due; fold: the end of the generation
+    holder   TEXT,                                 -- claim: flags and consumer; else a mark of the kind
+    data     BLOB                                  -- arrival numbers, 8 bytes each, the first of each lane positive; or keys
+) STRICT;
+INSERT INTO message VALUES (0, x'', 0, 0, NULL, NULL, NULL, NULL);
+INSERT INTO journal VALUES (0, 23, 0, 0, 0, 0, NULL, NULL);
+
+-- name: newest
+-- log_rows: at the start of every transaction and look: whether anything was written that memory does not have. Rowid seeks.
+SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM message);
+
+-- name: entries
+-- log_rows: entries that memory does not have yet. Takes the last one that it has. Index: rowid.
+SELECT id, kind, at, top, token, deadline, holder, data FROM journal WHERE id > ? ORDER BY id;
+
+-- name: messages
+-- log_rows: the same for messages, without their bodies. Index: rowid.
+SELECT id, key, seq, sent_at, due, expires, opts FROM message WHERE id > ? ORDER BY id;
+
+-- name: append
+-- log_rows: one entry, in a transaction that has caught up. Takes every column.
+INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: append_alone
+-- log_rows: one entry as a transaction of its own. Writes nothing if the newest rows are not those that memory has. Rowid seeks.
+INSERT INTO journal SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+WHERE (SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4;
+
+-- name: insert
+-- log_rows: messages, many rows a statement. Takes every column of each.
+INSERT INTO message VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?) }};
+
+-- name: insert_alone
+-- log_rows: one message as a transaction of its own, as `append_alone`. Takes every column, and the newest entry. Rowid seeks.
+INSERT INTO message SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+WHERE (SELECT max(id) FROM message) = ?1 - 1 AND (SELECT max(id) FROM journal) = ?9;
+
+-- name: keys
+-- log_rows: the keys and seqs of messages. Takes their arrival numbers. Index: rowid.
+SELECT id, key, seq FROM message WHERE id IN ({{ ? }});
+
+-- name: times
+-- log_rows: when messages may be delivered, and until when. Takes their arrival numbers. Index: rowid.
+SELECT id, due, expires FROM message WHERE id IN ({{ ? }}) AND (due IS NOT NULL OR expires IS NOT NULL);
+
+-- name: whole
+-- log_rows: messages with their bodies. Takes their arrival numbers. Index: rowid.
+SELECT id, key, seq, sent_at, due, expires, opts, body FROM message WHERE id IN ({{ ? }});
+
+-- name: whole_range
+-- log_rows: the same for a range that has few others. Takes the first and the last one. Index: rowid.
+SELECT id, key, seq, sent_at, due, expires, opts, body FROM message WHERE id BETWEEN ? AND ?;
+
+-- name: last_before
+-- log_rows: the newest entry below a position, and its top: where the journal may be cut. Takes the last cut, and the position.
+-- Index: rowid, read from the end.
+SELECT id, top FROM journal WHERE id >= ? AND id + top < ? ORDER BY id DESC LIMIT 1;
+
+-- name: cut
+-- log_rows: entries that no memory needs. Takes the last of them. Row 0 is not kept, because a newer row always follows.
+DELETE FROM journal WHERE id <= ?1;
+
+-- name: delete_range
+-- log_rows: rows of resolved messages. Takes the first and the last one. The newest row stays, whatever it is. With a second
+-- condition on id instead of min(), SQLite would read to the end of the table. Index: rowid.
+DELETE FROM message WHERE id BETWEEN ?1 AND min(?2, (SELECT max(id) FROM message) - 1);
+
+-- name: delete_one
+-- log_rows: the same for one message.
+DELETE FROM message WHERE id = ?1 AND ?1 < (SELECT max(id) FROM message);

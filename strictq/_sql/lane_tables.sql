@@ -1,0 +1,165 @@
+-- name: schema
+-- Lanes at rest, and what else a shard of format 3 has. docs/explanation/storage.md describes how they are read with the logs.
+CREATE TABLE lane (
+    key       BLOB    PRIMARY KEY,
+    lsn       INTEGER NOT NULL,                    -- entries up to this one are included
+    tail      INTEGER NOT NULL,                    -- messages up to this seq are included
+    first     INTEGER NOT NULL,                    -- lowest unresolved seq; tail + 1: none
+    position  INTEGER,                             -- place in the order; NULL: not ready
+    due       INTEGER,                             -- of the first message
+    expires   INTEGER,                             -- before this time no message of it expires
+    token     INTEGER, deadline INTEGER,           -- its lease
+    held      INTEGER,                             -- positions from `first`
+    started   INTEGER,                             -- last seq whose handler was started
+    holder    TEXT,                                -- leased at, first seq, flags and consumer
+    opts      TEXT,                                -- rare state, JSON
+    done      TEXT,                                -- last resolution, JSON: token, kind, lowest and highest seq, seqs left out
+    ids_from  INTEGER, ids BLOB                    -- arrival numbers of the seqs from ids_from on, 8 bytes each; 0: resolved
+) STRICT, WITHOUT ROWID;
+CREATE TABLE pending (                             -- older parts of the ids of deep lanes
+    key       BLOB    NOT NULL,
+    first     INTEGER NOT NULL,                    -- seq of the first one
+    ids       BLOB    NOT NULL,                    -- of consecutive seqs
+    PRIMARY KEY (key, first)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX lane_ready ON lane (position) WHERE position IS NOT NULL;
+CREATE INDEX lane_due ON lane (due) WHERE due IS NOT NULL;
+CREATE INDEX lane_leased ON lane (deadline) WHERE token IS NOT NULL;
+CREATE TABLE trouble (                             -- of messages that failed
+    id        INTEGER PRIMARY KEY,
+    attempts  INTEGER NOT NULL,
+    first_at  INTEGER NOT NULL,
+    error     TEXT,
+    output    TEXT,
+    errors    TEXT
+) STRICT;
+CREATE TABLE gone (                                -- resolved messages whose rows still exist
+    bucket    INTEGER PRIMARY KEY,                 -- arrival number / 128
+    bits      BLOB    NOT NULL
+) STRICT;
+CREATE TABLE dead (
+    key       BLOB    NOT NULL,
+    id        INTEGER NOT NULL,                    -- its row of `message` stays
+    seq       INTEGER NOT NULL,
+    died_at   INTEGER NOT NULL,
+    kind      TEXT    NOT NULL,
+    reason    TEXT,
+    PRIMARY KEY (key, id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE dedup (
+    key       BLOB    NOT NULL,
+    dedup_id  TEXT    NOT NULL,
+    seq       INTEGER NOT NULL,
+    id        INTEGER NOT NULL,
+    until     INTEGER NOT NULL,
+    PRIMARY KEY (key, dedup_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX dedup_until ON dedup (until);
+CREATE TABLE mark (
+    one             INTEGER PRIMARY KEY CHECK (one = 1),
+    fold_position   INTEGER NOT NULL DEFAULT 0,    -- messages resolved up to this position are deleted, or in `gone`
+    cut             INTEGER NOT NULL DEFAULT 0,    -- newest deleted entry
+    mid             INTEGER NOT NULL DEFAULT 0,    -- its top
+    counted         INTEGER NOT NULL DEFAULT 0,    -- the totals include entries up to this one,
+    counted_top     INTEGER NOT NULL DEFAULT 0,    -- and messages up to this one
+    epoch           INTEGER NOT NULL DEFAULT 0,
+    config_version  INTEGER NOT NULL DEFAULT 0,
+    time_offset     INTEGER NOT NULL DEFAULT 0,
+    seq_floor       INTEGER NOT NULL DEFAULT 0,    -- new lanes begin above it
+    last_token      INTEGER NOT NULL DEFAULT 0,
+    features        INTEGER NOT NULL DEFAULT 0,    -- bits of features that a reader must know
+    lanes INTEGER NOT NULL DEFAULT 0, pending INTEGER NOT NULL DEFAULT 0, dead INTEGER NOT NULL DEFAULT 0,
+    sends INTEGER NOT NULL DEFAULT 0, claims INTEGER NOT NULL DEFAULT 0, receives INTEGER NOT NULL DEFAULT 0,
+    acks INTEGER NOT NULL DEFAULT 0, retries INTEGER NOT NULL DEFAULT 0, redeliveries INTEGER NOT NULL DEFAULT 0,
+    expired INTEGER NOT NULL DEFAULT 0, dropped INTEGER NOT NULL DEFAULT 0, purged INTEGER NOT NULL DEFAULT 0,
+    redriven INTEGER NOT NULL DEFAULT 0
+) STRICT;
+INSERT INTO mark (one) VALUES (1);
+
+-- name: load
+-- lane_rows: rows of lanes, with every column in the order of LaneAtRest. Takes their keys. Index: primary key.
+SELECT key, lsn, tail, first, position, due, expires, token, deadline, held, started, holder, opts, done, ids_from, ids
+FROM lane WHERE key IN ({{ ? }});
+
+-- name: parts
+-- lane_rows: parts of a deep lane's ids, from the one with a seq on. Takes key, seq, and how many parts. Index: primary key.
+SELECT first, ids FROM pending
+WHERE key = ?1 AND first >= ifnull((SELECT max(first) FROM pending WHERE key = ?1 AND first <= ?2), 0) ORDER BY first LIMIT ?3;
+
+-- name: write
+-- lane_rows: the whole row of a lane. Takes every column. The last resolution stays if memory does not know it.
+INSERT INTO lane VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+ON CONFLICT DO UPDATE SET lsn = ?2, tail = ?3, first = ?4, position = ?5, due = ?6, expires = ?7, token = ?8, deadline = ?9,
+    held = ?10, started = ?11, holder = ?12, opts = ?13, done = ifnull(?14, done), ids_from = ?15, ids = ?16;
+
+-- name: write_empty
+-- lane_rows: rows of lanes without messages and without a lease, many a statement. Takes key, lsn, tail, first, done of each.
+INSERT INTO lane (key, lsn, tail, first, done) VALUES {{ (?, ?, ?, ?, ?) }}
+ON CONFLICT DO UPDATE SET lsn = excluded.lsn, tail = excluded.tail, first = excluded.first, position = NULL, due = NULL,
+    expires = NULL, token = NULL, deadline = NULL, held = NULL, started = NULL, holder = NULL, opts = NULL,
+    done = ifnull(excluded.done, done), ids_from = NULL, ids = NULL;
+
+-- name: write_head
+-- lane_rows: the row of a deep lane but for its ids. Takes the first 14 columns.
+UPDATE lane SET lsn = ?2, tail = ?3, first = ?4, position = ?5, due = ?6, expires = ?7, token = ?8, deadline = ?9,
+    held = ?10, started = ?11, holder = ?12, opts = ?13, done = ifnull(?14, done) WHERE key = ?1;
+
+-- name: seal
+-- lane_rows: move the ids of a deep lane's row to `pending`, if they have at least so many bytes. Takes key, bytes.
+INSERT INTO pending SELECT key, ids_from, ids FROM lane WHERE key = ?1 AND length(ids) >= ?2;
+
+-- name: unseal
+-- lane_rows: and clear the row's ids, by the same condition. Takes key, bytes, the seq of the next id.
+UPDATE lane SET ids_from = ?3, ids = x'' WHERE key = ?1 AND length(ids) >= ?2;
+
+-- name: append
+-- lane_rows: add ids to the row of a deep lane. Takes key, lsn, tail, earliest end of a TTL (NULL: none), ids. `||` returns text.
+UPDATE lane SET lsn = ?2, tail = ?3, expires = iif(?4 IS NULL, expires, min(ifnull(expires, ?4), ?4)), ids = CAST(ids || ?5 AS BLOB)
+WHERE key = ?1;
+
+-- name: insert_part
+-- lane_rows: a part of a deep lane's ids. Takes every column.
+INSERT INTO pending VALUES (?, ?, ?);
+
+-- name: drop_parts
+-- lane_rows: every part of a lane's ids. Takes its key. Index: primary key.
+DELETE FROM pending WHERE key = ?;
+
+-- name: drop_parts_before
+-- lane_rows: the parts that end before a seq. Takes key and seq. Index: primary key.
+DELETE FROM pending WHERE key = ?1 AND first < (SELECT max(first) FROM pending WHERE key = ?1 AND first <= ?2);
+
+-- name: ready
+-- resting: the next ready lanes at rest, in order. Takes the place and key of the last one that was read. Index: lane_ready.
+SELECT position, key FROM lane WHERE position IS NOT NULL AND (position, key) > (?1, ?2) ORDER BY position, key LIMIT ?3;
+
+-- name: delayed
+-- resting: the same for delayed lanes, by the end of their delays. Index: lane_due.
+SELECT due, key FROM lane WHERE due IS NOT NULL AND (due, key) > (?1, ?2) ORDER BY due, key LIMIT ?3;
+
+-- name: leased
+-- resting: the same for leased lanes, by their deadlines. Index: lane_leased.
+SELECT deadline, key FROM lane WHERE token IS NOT NULL AND (deadline, key) > (?1, ?2) ORDER BY deadline, key LIMIT ?3;
+
+-- name: read_mark
+-- mark: the row where memory begins, without its first column.
+SELECT fold_position, cut, mid, counted, counted_top, epoch, config_version, time_offset, seq_floor, last_token, features,
+    lanes, pending, dead, sends, claims, receives, acks, retries, redeliveries, expired, dropped, purged, redriven FROM mark;
+
+-- name: write_mark
+-- mark: the same row, after a slice of a fold. Takes every column of it.
+UPDATE mark SET fold_position = ?, cut = ?, mid = ?, counted = ?, counted_top = ?, epoch = ?, config_version = ?, time_offset = ?,
+    seq_floor = ?, last_token = ?, features = ?, lanes = ?, pending = ?, dead = ?, sends = ?, claims = ?, receives = ?, acks = ?,
+    retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, redriven = ?;
+
+-- name: read_gone
+-- gone: the bits of one bucket. Takes its number. Index: rowid.
+SELECT bits FROM gone WHERE bucket = ?;
+
+-- name: write_gone
+-- gone: the same. Takes number and bits.
+INSERT INTO gone VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bits = ?2;
+
+-- name: drop_gone
+-- gone: a bucket whose messages were deleted. Takes its number.
+DELETE FROM gone WHERE bucket = ?;

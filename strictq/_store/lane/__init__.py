@@ -1,0 +1,14 @@
+"""The rules of a lane, and the entries of the journal. No SQL: nothing here reads a file, and nothing of the store is imported.
+
+- `entries`: the kinds of entries, and the form of their data.
+- `live_lane`: one lane in memory, and what may happen to it.
+- `order`: the order of ready lanes, and the times at which delays and leases end.
+- `memory`: all lanes of a shard that are loaded, and `apply`, the only function that changes them.
+
+A lane is an object in memory while something happens to it, and one row while it is at rest. The object is a function of the
+row, of the messages with a higher seq than the row's tail, and of the entries with a higher id than the row's `lsn`.
+
+To add a kind of entry: give it the next number and a name in `entries`, say in `memory.EFFECTS` what it does to each lane, and
+let a module of `onelane` plan it. Add a step to the random walk of `tests/support/walk.py`, and its effect to the naive model.
+A version that does not know a kind refuses the shard, so a new kind needs a bit of `mark.features`.
+"""

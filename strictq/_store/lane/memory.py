@@ -1,0 +1,732 @@
+"""All loaded lanes of a shard, and `apply`, the one function by which an entry changes them.
+
+Memory is a function of the tables. It is the same for this process's entries, for those of others, and for a process that begins.
+What depends on the present time, such as the end of a delay or an expired lease, is no part of it: a plan lists such lanes.
+
+`unsure` is set before the first change of memory and cleared once it agrees with the file again. Whatever finds it set builds
+memory anew: an interrupt, or a failed statement, may have left a part of a change.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final
+
+import attrs
+
+from ..._errors import SchemaMismatch, StoreCorrupt
+from . import entries as kinds
+from .entries import HOLDER, TOKEN_BITS, Entry, LaneHolder
+from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
+from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
+
+MessageRow = tuple[Any, ...]
+"""A row of `message`: id, key, seq, sent_at, due, expires, opts, and its body unless it was read without."""
+M_ID, M_KEY, M_SEQ, M_SENT_AT, M_DUE, M_EXPIRES, M_OPTS, M_BODY = range(8)
+BODY_BYTES_KEPT: Final = 16 * 1024 * 1024
+"""How many bytes of bodies of own messages are kept between two folds."""
+Group = tuple[LiveLane, list[int]]
+"""A lane, and its messages that an entry names."""
+_ID_OF: Final = itemgetter(M_ID)
+_POSITION: Final = itemgetter(1)
+
+
+@attrs.define
+class StoreLimits:
+    """How much is loaded, and when it is written. Policies: other processes may use other values.
+
+    Attributes:
+        window: a fold is due after six times so many arrivals and messages of entries.
+        slice: lanes that a slice of a fold writes.
+        head: ids of a deep lane that stay loaded.
+        chunk: ids of a lane that are sealed as one row of `pending`.
+        loaded_max: ids, and lanes, that stay loaded.
+        tails_max: evicted lanes whose tails are kept.
+    """
+
+    window: int = 12_288
+    slice: int = 1_024
+    head: int = 64
+    chunk: int = 512
+    loaded_max: int = 65_536
+    tails_max: int = 131_072
+
+
+@attrs.define
+class RunningTotals:
+    """What entries add up to. Stored by folds."""
+
+    lanes: int = 0
+    pending: int = 0
+    dead: int = 0
+    sends: int = 0
+    claims: int = 0
+    receives: int = 0
+    acks: int = 0
+    retries: int = 0
+    redeliveries: int = 0
+    expired: int = 0
+    dropped: int = 0
+    purged: int = 0
+    redriven: int = 0
+
+
+@attrs.define
+class StoredMark:
+    """The row of `mark`: where memory begins.
+
+    Attributes:
+        fold_position: messages that were resolved up to this position are deleted, or in `gone`.
+        cut: the newest journal row that was cut. `mid`: the newest message at that time.
+        counted, counted_top: the totals include entries and messages up to these.
+    """
+
+    fold_position: int = 0
+    cut: int = 0
+    mid: int = 0
+    counted: int = 0
+    counted_top: int = 0
+    epoch: int = 0
+    config_version: int = 0
+    time_offset: int = 0
+    seq_floor: int = 0
+    last_token: int = 0
+    features: int = 0
+
+
+class ShardMemory:
+    """The loaded lanes of one shard. Only the holder of the shard's lock uses it.
+
+    Attributes:
+        seen, top: the newest entry and message that memory has.
+        at: the newest time of an entry.
+        lanes: the loaded ones. `tails`: of evicted ones; negative: it has state at rest.
+        rows: messages that arrived since the last fold, a cache; `old_rows`: before it.
+        dirty: by key, the position of the first change since the lane's row was written. In the order of insertion.
+        gone: (position, arrival numbers) of messages that were resolved, and whose rows were not yet given to `gone`.
+        unplaced: lanes whose head must be read before they can be listed.
+        loaded: the number of loaded ids.
+        work: arrivals and messages of entries since the last generation was finished.
+        fold_to: the end of the generation that is being folded. 0: none is.
+    """
+
+    def __init__(self, shard: int, limits: StoreLimits) -> None:
+        self.shard = shard
+        self.limits = limits
+        self.unsure = True
+        self.rebuilds = 0
+        self.clear(StoredMark(), RunningTotals())
+
+    def clear(self, mark: StoredMark, totals: RunningTotals) -> None:
+        """Begin at a mark, with nothing loaded."""
+        self.mark = mark
+        self.totals = totals
+        self.seen, self.top = mark.cut, mark.mid
+        self.at = 0
+        self.floor = mark.seq_floor
+        self.last_token = mark.last_token
+        self.lanes: dict[bytes, LiveLane] = {}
+        self.tails: dict[bytes, int] = {}
+        self.rows: dict[int, MessageRow] = {}
+        self.old_rows: dict[int, MessageRow] = {}
+        self.bytes_kept = 0
+        self.dirty: dict[bytes, int] = {}
+        self.gone: list[tuple[int, list[int]]] = []
+        self.unplaced: list[LiveLane] = []
+        self.order = LaneOrder()
+        self.loaded = 0
+        self.work = 0
+        self.slices = 0
+        self.fold_to = 0
+        self._generation_to = -1
+        self._generation: list[bytes] = []
+        self._generation_at = 0
+        self.rebuilds += 1
+
+    # ---- lanes
+
+    def new_token(self) -> int:
+        """Return the token that the next claim has."""
+        return (self.mark.epoch << TOKEN_BITS) + self.last_token + 1
+
+    def touch(self, lane: LiveLane) -> None:
+        """Note that a lane differs from its row from here on."""
+        if lane.key not in self.dirty:
+            self.dirty[lane.key] = self.seen + self.top
+
+    def adopt(self, row: LaneAtRest, ids: list[int]) -> LiveLane:
+        """Make a lane what its row says, with the ids at its head. The newer of the two wins, so the row may be ahead.
+
+        Args:
+            ids: a window of its ids, from its `first` on.
+        Raises:
+            StoreCorrupt: no fold wrote such a row.
+        """
+        lane = self.lanes.get(row.key)
+        delayed = expires = 0
+        if lane is None:
+            lane = self.lanes[row.key] = LiveLane(row.key, row.tail)
+            self.tails.pop(row.key, None)
+        else:
+            self.loaded -= len(lane.ids or ())
+            if lane.grant is not None:
+                lane.leave_lease()  # that of the row replaces it
+            if lane.new:
+                # Those that the row includes are at its end.
+                lane.new = lane.new[max(0, row.tail - (lane.tail - len(lane.new))) :] or None
+            if lane.new:
+                delayed = lane.rare.delayed if lane.rare is not None else 0
+                expires = lane.expires
+            lane.tail = max(lane.tail, row.tail)
+        lane.listed = 0
+        lane.rest = lane.bare = False
+        lane.lsn = max(lane.lsn, row.lsn)
+        lane.first = row.first
+        lane.ids = ids or None
+        lane.deep = row.tail - row.first + 1 - len(ids)
+        if not lane.deep and lane.new:
+            lane.ids = (lane.ids or []) + lane.new
+            lane.new = None
+        lane.split = lane.deep > 0
+        self.loaded += len(lane.ids or ())
+        lane.due = row.due or 0
+        lane.expires = min(filter(None, (row.expires, expires)), default=0)
+        lane.held = lane.low = lane.started = 0
+        try:
+            lane.adopt_opts(row.opts)
+            lane.done = parse_done(row.done)
+            lane.fill_holes()
+            if delayed:
+                rare = lane.with_rare_state()
+                rare.delayed = max(rare.delayed, delayed)
+            if row.token is not None:
+                at, low, holder = lease_of_row(row)
+                grant = Grant(row.token, row.deadline or 0, at, holder, [lane])
+                lane.grant, lane.held, lane.low, lane.started = grant, row.held or 0, low, row.started or 0
+                self.order.watch(grant)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise StoreCorrupt(f"the row of lane {row.key!r} is invalid: {e}", shard=self.shard, cause=e) from e
+        if lane.grant is None:
+            if lane.rare is not None and lane.ids:
+                lane.rare.dues[lane.ids[0]] = lane.due
+            self.place(lane, row.position or 0)
+        return lane
+
+    def extend_window(self, lane: LiveLane, ids: list[int]) -> None:
+        """Add ids that were read from a deep lane's row behind its window."""
+        window = lane.ids
+        if window is None:
+            window = lane.ids = []
+        window += ids
+        lane.deep -= len(ids)
+        self.loaded += len(ids)
+        if not lane.deep:
+            lane.split = False
+            if lane.new:
+                window += lane.new
+                self.loaded += len(lane.new)
+                lane.new = None
+        lane.fill_holes()
+
+    def place(self, lane: LiveLane, place: int = 0) -> None:
+        """List a free lane where it belongs.
+
+        Args:
+            place: its place in the order, if it is ready; 0: that of the arrival of its head.
+        """
+        ids = lane.ids
+        if ids and not ids[0]:
+            self.loaded -= lane.trim()
+        rare = lane.rare
+        if rare is None and ids:
+            lane.due = 0
+            place = place or ids[0] << PLACE_BITS
+            if lane.listed != place:
+                self.order.list(lane, place)
+            return
+        if rare is not None:
+            if rare.hold is not None:
+                lane.unlist()
+                return
+            if rare.front:
+                head = rare.front[0][1]
+                lane.due = lane.attempts(head)[2]
+                self._list_or_delay(lane, place or place_of_arrival(head))
+                return
+        if not ids:
+            lane.due = 0
+            lane.unlist()
+            if lane.split:
+                self.unplaced.append(lane)
+            return
+        head = ids[0]
+        due = self.due_of(lane, head, lane.first)
+        if due is None:
+            self.unplaced.append(lane)
+            return
+        lane.due = due
+        self._list_or_delay(lane, place or place_of_arrival(head))
+
+    def _list_or_delay(self, lane: LiveLane, place: int) -> None:
+        if lane.due:
+            lane.unlist()
+            self.order.delay(lane)
+        else:
+            self.order.list(lane, place)
+
+    def due_of(self, lane: LiveLane, arrival: int, seq: int) -> int | None:
+        """Return when a message may be delivered; 0: at any time. None: its row must be read."""
+        rare = lane.rare
+        if rare is None:
+            return 0
+        if arrival in rare.tried:
+            return rare.tried[arrival][2]
+        if seq > rare.delayed or arrival in rare.redriven:
+            return 0
+        if arrival in rare.dues:
+            return rare.dues[arrival]
+        row = self.rows.get(arrival) or self.old_rows.get(arrival)
+        return None if row is None else row[M_DUE] or 0
+
+    # ---- arrivals
+
+    def arrived(self, lanes: Sequence[LiveLane], rows: Sequence[MessageRow]) -> None:
+        """Add messages, of which each is the newest of its lane: whoever issued or read its seq has set `tail`."""
+        if not rows:
+            return
+        dirty, seen = self.dirty, self.seen
+        listed = self.order.arrived
+        for lane, row in zip(lanes, rows, strict=True):
+            arrival, key = row[0], row[1]
+            if key not in dirty:
+                dirty[key] = seen + arrival
+            if lane.split or row[4] is not None or row[5] is not None:
+                self._arrived_rarely(lane, row)
+                continue
+            ids = lane.ids
+            if ids:
+                ids.append(arrival)
+                continue
+            lane.ids = [arrival]
+            lane.first = row[2]
+            if lane.grant is None:
+                if lane.rare is None:
+                    lane.listed = place = arrival << PLACE_BITS
+                    listed.append((place, key))
+                else:
+                    self.place(lane)
+            elif not lane.held:
+                self.order.watch(lane.grant)  # `ack_first` left it, and an earlier end found no message to list
+        n = len(rows)
+        self.loaded += n
+        self.work += n
+        self.top = rows[-1][0]
+        if rows[0][0] <= self.mark.counted_top:
+            n -= bisect_right(rows, self.mark.counted_top, key=_ID_OF)
+        self.totals.sends += n
+        self.totals.pending += n
+
+    def _arrived_rarely(self, lane: LiveLane, row: MessageRow) -> None:
+        arrival, _, seq, _, due, expires = row[:6]
+        if due is not None:
+            rare = lane.with_rare_state()
+            rare.delayed = seq
+            rare.dues[arrival] = due
+        if expires is not None and not 0 < lane.expires <= expires:
+            lane.expires = expires
+        if lane.split:
+            self.loaded -= 1  # `new` is not counted
+            if lane.new is None:
+                lane.new = [arrival]
+            else:
+                lane.new.append(arrival)
+        elif lane.ids:
+            lane.ids.append(arrival)
+        else:
+            lane.ids = [arrival]
+            lane.first = seq
+            if lane.grant is None:
+                self.place(lane)
+            elif not lane.held:
+                self.order.watch(lane.grant)
+
+    # ---- entries
+
+    def apply(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Change memory as an entry says.
+
+        Args:
+            groups: the lanes that it concerns and do not include it yet, each with its messages that the entry names. Of an
+                entry with keys, the messages are empty.
+        Raises:
+            SchemaMismatch: this version does not know the kind.
+            StoreCorrupt: the entry does not fit to its lanes.
+        """
+        effect = EFFECTS.get(entry[1])
+        if effect is None:
+            raise SchemaMismatch(f"row {entry[0]} of its journal has the unknown kind {entry[1]}", shard=self.shard)
+        self.seen = entry[0]
+        if entry[2] > self.at:
+            self.at = entry[2]
+        try:
+            effect(self, entry, groups)
+        except (ValueError, IndexError) as e:
+            raise StoreCorrupt(f"row {entry[0]} of its journal does not fit to its lanes: {e}", shard=self.shard, cause=e) from e
+
+    def _counts(self, entry: Entry) -> bool:
+        return entry[0] > self.mark.counted
+
+    def _claimed(self, entry: Entry, groups: Sequence[Group]) -> None:
+        id_, _, at, top, token, deadline, holder, data = entry
+        grant = Grant(token, deadline, at, holder or "", [lane for lane, _ in groups])
+        charged, position, dirty = LaneHolder.decode(holder).charged, id_ + top, self.dirty
+        for lane, ids in groups:
+            if lane.grant is not None:
+                raise ValueError(f"lane {lane.key!r} is leased twice")
+            if lane.rare is None and len(ids) == 1 and lane.ids is not None and lane.ids[0] == ids[0]:
+                first = lane.first
+                lane.grant, lane.held, lane.low, lane.listed = grant, 1, first, 0
+                lane.started = first if charged else first - 1
+            else:
+                self.loaded -= lane.trim()
+                lane.take(grant, ids, charged)
+            if lane.key not in dirty:
+                dirty[lane.key] = position
+        n = len(data or b"") // 8
+        self.work += n
+        self.last_token = max(self.last_token, token & ((1 << TOKEN_BITS) - 1))
+        if grant.left:
+            self.order.watch(grant)
+        if self._counts(entry):
+            self.totals.claims += 1
+            self.totals.receives += n
+            for lane, ids in groups:
+                if lane.rare is not None:
+                    self.totals.redeliveries += sum(lane.attempts(i)[0] > 0 for i in ids)
+
+    def _grown(self, entry: Entry, groups: Sequence[Group]) -> None:
+        for lane, ids in groups:
+            self.touch(lane)
+            lane.grow(ids)
+        n = len(entry[7] or b"") // 8
+        self.work += n
+        if self._counts(entry):
+            self.totals.receives += n
+
+    def _resolved(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Remove messages. A lease without an unresolved message ends, unless it is kept by `ack_first`."""
+        id_, kind, _, top, token, _, _, data = entry
+        dirty, position = self.dirty, id_ + top
+        removed = 0
+        for lane, ids in groups:
+            if lane.key not in dirty:
+                dirty[lane.key] = position
+            grant = lane.grant
+            if token:
+                n = len(ids)
+                if lane.ids is not None and lane.ids[:n] == ids:
+                    lane.done = (token, kind, lane.first, lane.first + n - 1, ())
+                else:
+                    self._remember(lane, token, kind, ids)
+            removed += lane.resolve(ids)
+            if grant is None:
+                self.place(lane)
+            elif not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
+                if lane.rare is None and lane.ids:
+                    # The common case of `_end`: the next message is ready.
+                    grant.left -= 1
+                    lane.grant = None
+                    lane.low = lane.started = lane.due = 0
+                    self.place(lane)
+                else:
+                    self._end(lane)
+        self.loaded -= removed
+        rows = self.rows
+        named = kinds.unpack(data or b"")
+        numbers = [i if i > 0 else -i for i in named]
+        for i in numbers:
+            rows.pop(i, None)
+        n = len(numbers)
+        self.work += n + 1
+        stays = kind == kinds.REJECT or (kind == kinds.EXPIRE and entry[HOLDER] == kinds.DEAD)
+        if position > self.mark.fold_position and not stays:
+            self.gone.append((position, numbers))
+        if self._counts(entry):
+            self._count_resolved(entry, n)
+
+    def _count_resolved(self, entry: Entry, n: int) -> None:
+        totals, kind = self.totals, entry[1]
+        if kind == kinds.PURGE and entry[HOLDER] == kinds.DEAD:
+            totals.purged += n
+            totals.dead -= n
+            return
+        totals.pending -= n
+        if kind in (kinds.ACK, kinds.ACK_FIRST):
+            totals.acks += n
+        elif kind == kinds.REJECT:
+            totals.dead += n
+        elif kind == kinds.DROP:
+            totals.dropped += n
+        elif kind == kinds.PURGE:
+            totals.purged += n
+        else:
+            totals.expired += n
+            if entry[HOLDER] == kinds.DEAD:
+                totals.dead += n
+
+    @staticmethod
+    def _remember(lane: LiveLane, token: int, kind: int, ids: list[int]) -> None:
+        """Note a lane's last resolution."""
+        seqs = sorted([lane.seq_of(i) for i in ids])
+        low, high = seqs[0], seqs[-1]
+        left_out = () if high - low + 1 == len(seqs) else tuple(sorted(set(range(low, high)).difference(seqs)))
+        lane.done = (token, kind, low, high, left_out)
+
+    def _end(self, lane: LiveLane, place: int = 0) -> None:
+        """End a lane's lease, and list the lane again."""
+        lane.leave_lease()
+        self.place(lane, place)
+
+    def _postponed(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Return a message and all behind it to its lane. A nack charges it, and those behind it whose handlers were started."""
+        id_, kind, _, top, token, due, _, _ = entry
+        for lane, ids in groups:
+            self.touch(lane)
+            self._remember(lane, token, kind, ids)
+            started = lane.started
+            back = lane.give_back(ids[0])
+            lane.charge(ids[0], due=due, starts=int(kind == kinds.NACK))
+            for seq, i in back[1:]:
+                if kind == kinds.NACK and seq <= started:
+                    lane.charge(i)
+            self._end_if_settled(lane, place_of_retry(id_, top))
+        self.work += len(groups)
+        if kind == kinds.NACK and self._counts(entry):
+            self.totals.retries += len(entry[7] or b"") // 8
+
+    def _end_if_settled(self, lane: LiveLane, place: int = 0) -> None:
+        self.loaded -= lane.trim()
+        if lane.lease_is_settled:
+            self._end(lane, place)
+
+    def _released(self, entry: Entry, groups: Sequence[Group]) -> None:
+        for lane, ids in groups:
+            self.touch(lane)
+            if entry[HOLDER] in (kinds.OVER, kinds.OVER_SUSPECT):
+                lane.expire_lease(suspects=entry[HOLDER] == kinds.OVER_SUSPECT)
+                self.place(lane)
+            elif ids:
+                lane.give_back(ids[0])
+                self._end_if_settled(lane)
+            else:
+                self._end(lane)
+        self.work += len(groups)
+
+    def _extended(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Give lanes a new deadline. Other lanes of the same claim keep theirs, so these get a grant of their own."""
+        old = groups[0][0].grant if groups else None
+        if old is None:
+            return
+        grant = Grant(old.token, entry[5], old.at, old.holder, [lane for lane, _ in groups])
+        for lane, _ in groups:
+            self.touch(lane)
+            if lane.grant is not None:
+                lane.grant.left -= 1
+            lane.grant = grant
+            lane.unlist()
+        self.order.watch(grant)
+
+    def _started(self, entry: Entry, groups: Sequence[Group]) -> None:
+        for lane, ids in groups:
+            self.touch(lane)
+            seq = lane.seq_of(ids[0])
+            lane.started = seq - 1 if entry[HOLDER] == kinds.UNCHARGE else max(lane.started, seq)
+
+    def _held(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Hold lanes. A live lease may finish."""
+        for lane, _ in groups:
+            self.touch(lane)
+            lane.with_rare_state().hold = (entry[2], entry[6] or "")
+            if lane.grant is None:
+                lane.unlist()
+
+    def _let_go(self, _entry: Entry, groups: Sequence[Group]) -> None:
+        """End the hold of lanes. Their attempts begin anew."""
+        for lane, _ in groups:
+            self.touch(lane)
+            rare = lane.with_rare_state()
+            rare.hold = None
+            rare.solo = 0
+            rare.tried.clear()
+            if lane.grant is None:
+                self.place(lane)
+
+    def _redriven(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Make dead messages unresolved again. `deadline` has no meaning here; the seqs are those of the messages' rows."""
+        n = 0
+        for lane, pairs in groups:
+            self.touch(lane)
+            for seq, i in zip(pairs[::2], pairs[1::2], strict=True):
+                lane.revive(seq, i)
+                n += 1
+            if lane.grant is None:
+                lane.unlist()
+                self.place(lane)
+        if self._counts(entry):
+            n = len(entry[7] or b"") // 8
+            self.totals.pending += n
+            self.totals.dead -= n
+            self.totals.redriven += n
+
+    def _forgotten(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Forget lanes whose rows were deleted. New ones begin above the floor, which is `token` here."""
+        for lane, _ in groups:
+            self.lanes.pop(lane.key, None)
+            self.tails.pop(lane.key, None)
+        self.floor = max(self.floor, entry[4])
+        if self._counts(entry):
+            self.totals.lanes -= len(kinds.decode_keys(entry[7]))
+
+    def _noted(self, _entry: Entry, _groups: Sequence[Group]) -> None:
+        """Do nothing: something else was written, and the entry lets other processes notice it."""
+
+    # ---- folds
+
+    def generation(self, to: int) -> list[bytes]:
+        """Return the keys of lanes that were first changed up to a position, in order. Every process derives the same ones."""
+        if self._generation_to != to:
+            keys: list[bytes] = []
+            for key, position in self.dirty.items():
+                if position > to:
+                    break
+                keys.append(key)
+            keys.sort()
+            self._generation, self._generation_to, self._generation_at = keys, to, 0
+        return self._generation
+
+    def next_slice(self, to: int) -> tuple[list[bytes], bool]:
+        """Return the keys that the next slice of a generation writes, and whether it is the last one."""
+        keys, at, n = self.generation(to), self._generation_at, self.limits.slice
+        return keys[at : at + n], at + n >= len(keys)
+
+    def first_change_after(self, to: int) -> int:
+        """Return the oldest first change after a position, or the next position."""
+        for position in self.dirty.values():
+            if position > to:
+                return position
+        return max(to, self.seen + self.top) + 1
+
+    def _folded(self, entry: Entry, _groups: Sequence[Group]) -> None:
+        """Note that lanes are at rest: no state changes. Some of them are evicted, if too much is loaded."""
+        to, last_key = entry[5], entry[7]
+        keys, begin = self.generation(to), self._generation_at
+        end = bisect_right(keys, last_key) if last_key else len(keys)
+        self._generation_at = end
+        self.slices += 1
+        self.fold_to = to
+        if not last_key:
+            self.fold_to = self.slices = self.work = self.bytes_kept = 0
+            self.old_rows, self.rows = self.rows, {}
+            self._generation_to = -1
+            self.gone = [one for one in self.gone if one[0] > to]
+            self.mark.fold_position = max(self.mark.fold_position, to)
+        far = self.order.front + (self.limits.loaded_max << PLACE_BITS >> 2)
+        for key in keys[begin:end]:
+            del self.dirty[key]
+            lane = self.lanes[key]
+            lane.lsn = max(lane.lsn, entry[0])
+            self._come_to_rest(lane, far)
+        if len(self.tails) > self.limits.tails_max:
+            for key in list(islice(self.tails, self.limits.tails_max // 4)):
+                del self.tails[key]
+        self.order.drop_stale(self.lanes)
+
+    def _come_to_rest(self, lane: LiveLane, far: int) -> None:
+        """Keep as much of a lane loaded as the limits permit, after its row was written."""
+        if lane.rest:
+            lane.new = None
+            del self.lanes[lane.key]
+            self.tails[lane.key] = -lane.tail
+            return
+        lane.tidy()
+        if lane.is_plain_and_empty:
+            del self.lanes[lane.key]
+            if lane.tail:
+                self.tails[lane.key] = lane.tail
+            return
+        if lane.new:
+            lane.deep += len(lane.new)
+            lane.new = None
+        ids = lane.ids or []
+        keep = max(self.limits.head, lane.held)
+        if len(ids) > keep:
+            if 0 in ids[keep:]:
+                holes = {lane.first + at for at in range(keep, len(ids)) if not ids[at]}
+                lane.holes = holes if lane.holes is None else lane.holes | holes
+            lane.deep += len(ids) - keep
+            self.loaded -= len(ids) - keep
+            del ids[keep:]
+        lane.split = lane.deep > 0
+        most = self.limits.loaded_max
+        if (self.loaded > most or len(self.lanes) > most) and not 0 < lane.listed <= far:
+            self.evict(lane)
+
+    def evict(self, lane: LiveLane) -> None:
+        """Forget a lane that is equal to its row."""
+        self.order.evicted(lane)
+        self.loaded -= len(lane.ids or ())
+        del self.lanes[lane.key]
+        self.tails[lane.key] = -lane.tail
+        if lane.grant is not None:
+            lane.grant.left -= 1
+            lane.grant = None
+
+    def make_room(self) -> None:
+        """Evict lanes that were loaded without being changed, the ones that were loaded first, in bounded steps."""
+        most = self.limits.loaded_max
+        if self.loaded <= 2 * most and len(self.lanes) <= 2 * most:
+            return
+        for key, lane in list(islice(self.lanes.items(), 64)):
+            if key in self.dirty or lane.rest or lane.listed < 0:
+                del self.lanes[key]
+                self.lanes[key] = lane  # to the end, so that it is not met again soon
+            elif lane.is_plain_and_empty:
+                del self.lanes[key]
+                self.tails[key] = lane.tail
+            else:
+                self.evict(lane)
+
+    # ---- fingerprints
+
+    def keys_of(self, arrivals: Iterable[int]) -> dict[int, bytes]:
+        """Return the keys of those messages that the cache has."""
+        rows = self.rows
+        return {i: rows[i][M_KEY] for i in arrivals if i in rows}
+
+
+EFFECTS: Final[dict[int, Callable[[ShardMemory, Entry, Sequence[Group]], None]]] = {
+    kinds.CLAIM: ShardMemory._claimed,
+    kinds.MORE: ShardMemory._grown,
+    kinds.ACK: ShardMemory._resolved,
+    kinds.ACK_FIRST: ShardMemory._resolved,
+    kinds.NACK: ShardMemory._postponed,
+    kinds.DEFER: ShardMemory._postponed,
+    kinds.REJECT: ShardMemory._resolved,
+    kinds.DROP: ShardMemory._resolved,
+    kinds.PURGE: ShardMemory._resolved,
+    kinds.EXPIRE: ShardMemory._resolved,
+    kinds.START: ShardMemory._started,
+    kinds.EXTEND: ShardMemory._extended,
+    kinds.RELEASE: ShardMemory._released,
+    kinds.HOLD: ShardMemory._held,
+    kinds.RELEASE_HOLD: ShardMemory._let_go,
+    kinds.REDRIVE: ShardMemory._redriven,
+    kinds.FORGET: ShardMemory._forgotten,
+    kinds.NOTE: ShardMemory._noted,
+    kinds.VOID: ShardMemory._noted,
+    kinds.FOLD: ShardMemory._folded,
+}
+"""What each kind of entry does. Kinds that are reserved for later versions are not here, so that they are refused."""

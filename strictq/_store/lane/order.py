@@ -1,0 +1,128 @@
+"""The order of ready lanes, and the times at which delays and leases end.
+
+A place in the order is `arrival << PLACE_BITS` for a lane whose head waits since its arrival. A lane that was retried, or whose
+delay or lease has ended, has a place behind every message that arrived before, so that it can't keep others waiting.
+
+Every such lane is either listed here or at rest, with a value above the cursor of its index. Evicting a lane lowers the cursor.
+Entries are dropped lazily: one is valid if the lane's `listed` equals its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappush
+from typing import Final
+
+from .entries import NEVER
+from .live_lane import TAKEN, Grant, LiveLane
+
+PLACE_BITS: Final = 20
+_MASK: Final = (1 << PLACE_BITS) - 1
+_STALE_MIN: Final = 4_096
+_ENDS_MIN: Final = 256
+
+
+def place_of_arrival(arrival: int) -> int:
+    """Return the place of a lane whose head has this arrival number."""
+    return arrival << PLACE_BITS
+
+
+def place_of_retry(entry: int, top: int) -> int:
+    """Return the place of a lane that an entry put back: behind all that arrived before, in the order of entries."""
+    return (top << PLACE_BITS) + (entry & _MASK)
+
+
+class RestCursor:
+    """How far an index of lanes at rest was read.
+
+    Attributes:
+        after: lanes up to this (value, key) were read.
+        ahead: (value, key) of the next ones. Never rows: they may be written before they are used.
+        next: no lane at rest that is to be read has a lower value.
+    """
+
+    __slots__ = ("after", "ahead", "next")
+
+    def __init__(self) -> None:
+        self.after: tuple[int, bytes] = (-NEVER, b"")
+        self.ahead: deque[tuple[int, bytes]] = deque()
+        self.next = -NEVER
+
+    def lower(self, value: int) -> None:
+        """Let a lane be read that was evicted. What was read ahead may lack it."""
+        self.after = min(self.after, (value, b""))
+        self.next = min(self.next, value)
+        self.ahead.clear()
+
+
+class LaneOrder:
+    """The lists of one shard's loaded lanes, and the cursors of those at rest.
+
+    Attributes:
+        arrived: (place, key) of lanes that were empty when a message arrived, ascending.
+        ready: a heap of (place, key) of other ready lanes.
+        delays: a heap of (due, key).
+        ends: a heap of (deadline, serial, grant).
+        front: the place that was taken last.
+    """
+
+    __slots__ = (
+        "_ends_max", "arrived", "delayed_rest", "delays", "ends", "front", "leased_rest", "ready", "ready_rest", "serial",
+        "stale",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.arrived: deque[tuple[int, bytes]] = deque()
+        self.ready: list[tuple[int, bytes]] = []
+        self.delays: list[tuple[int, bytes]] = []
+        self.ends: list[tuple[int, int, Grant]] = []
+        self.front = 0
+        self.serial = 0
+        self._ends_max = _ENDS_MIN
+        self.stale = 0
+        """Entries of evicted lanes, about."""
+        self.ready_rest = RestCursor()
+        self.delayed_rest = RestCursor()
+        self.leased_rest = RestCursor()
+
+    def list(self, lane: LiveLane, place: int) -> None:
+        """List a lane. A lane that a plan has taken is listed by whoever applies or refuses the plan."""
+        if lane.listed not in (place, TAKEN):
+            lane.listed = place
+            heappush(self.ready, (place, lane.key))
+
+    def delay(self, lane: LiveLane) -> None:
+        """Wait for the end of its head's delay."""
+        heappush(self.delays, (lane.due, lane.key))
+
+    def watch(self, grant: Grant) -> None:
+        """Wait for the deadline of a grant."""
+        ends = self.ends
+        if len(ends) >= self._ends_max:
+            # Most grants are settled long before their deadlines, and leave their entries here.
+            ends = self.ends = [end for end in ends if end[2].left]
+            heapify(ends)
+            self._ends_max = max(_ENDS_MIN, 2 * len(ends))
+        self.serial += 1
+        heappush(ends, (grant.deadline, self.serial, grant))
+
+    def evicted(self, lane: LiveLane) -> None:
+        """Let a lane be found at rest, where its row lists it."""
+        self.stale += 1
+        if lane.grant is not None:
+            self.leased_rest.lower(lane.grant.deadline)
+        elif lane.due:
+            self.delayed_rest.lower(lane.due)
+        elif lane.listed > 0:
+            self.ready_rest.lower(lane.listed)
+
+    def drop_stale(self, lanes: dict[bytes, LiveLane]) -> None:
+        """Forget the entries of evicted lanes, once they are most of all."""
+        if self.stale < _STALE_MIN or self.stale < (len(self.arrived) + len(self.ready) + len(self.delays)) // 2:
+            return
+        self.stale = 0
+        self.arrived = deque(one for one in self.arrived if (lane := lanes.get(one[1])) is not None and lane.listed == one[0])
+        self.ready = [one for one in self.ready if (lane := lanes.get(one[1])) is not None and lane.listed == one[0]]
+        heapify(self.ready)
+        self.delays = [one for one in self.delays if (lane := lanes.get(one[1])) is not None and lane.due == one[0]]
+        heapify(self.delays)

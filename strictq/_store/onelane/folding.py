@@ -1,0 +1,77 @@
+"""Fold: write the rows of lanes that changed, delete resolved messages, and cut the journal. No state changes.
+
+A generation is the set of lanes that were first changed up to a position, in the order of keys. A slice writes some of them, and
+its entry says up to which key. Every process derives the same set, so any writer continues a generation that another one began.
+The last slice deletes the messages that were resolved up to the position, and cuts the journal below the oldest first change that
+is left. Both happen in one transaction, so a process that lacks a deleted row finds that the journal was cut, and begins anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import apsw
+
+from ..lane.entries import FOLD
+from ..lane.memory import ShardMemory
+from ..log.log_rows import LogRows
+from ..tables import gone, mark
+from ..tables.lane_rows import LaneRows
+
+WORK_PER_WINDOW: Final = 6
+"""A fold is due after so many windows of arrivals and messages of entries: three for a message's life."""
+WORK_PER_SLICE: Final = 3
+MESSAGES_PER_SLICE: Final = 512
+"""A call of so many messages does one slice more, so that large calls don't leave the folds behind."""
+
+
+class Folder:
+    """Folds one shard. When it does is a policy; its entries say what was folded."""
+
+    def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
+        self._db = db
+        self._memory = memory
+        self._log = log
+        self._rows = rows
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the next write transaction folds.
+
+        It depends on work, not on positions: while a backlog is drained in batches, positions rise by two for each batch.
+        """
+        memory = self._memory
+        limits = memory.limits
+        return (
+            memory.work >= WORK_PER_WINDOW * limits.window + memory.slices * limits.slice * WORK_PER_SLICE
+            or len(memory.dirty) >= WORK_PER_WINDOW // 2 * limits.window
+        )
+
+    def fold(self, messages: int, now: int) -> None:
+        """Write as many slices as are due for a call of so many messages."""
+        left = 1 + messages // MESSAGES_PER_SLICE
+        while left and self.is_due:
+            self.slice(now)
+            left -= 1
+
+    def slice(self, now: int) -> None:
+        """Write one slice."""
+        memory = self._memory
+        to = memory.fold_to or memory.seen + memory.top
+        keys, last = memory.next_slice(to)
+        entry_id, at = memory.seen + 1, max(now, memory.at)
+        self._rows.write([memory.lanes[key] for key in keys], entry_id)
+        stored = memory.mark
+        stored.counted, stored.counted_top = entry_id, memory.top
+        stored.last_token, stored.seq_floor = memory.last_token, memory.floor
+        if last:
+            gone.delete(self._db, self._log, memory.shard, [i for position, ids in memory.gone if position <= to for i in ids])
+            found = self._log.last_before(stored.cut, memory.first_change_after(to))
+            if found is not None:
+                stored.cut, stored.mid = found
+                self._log.cut(stored.cut)
+            stored.fold_position = max(stored.fold_position, to)
+        mark.write(self._db, stored, memory.totals)
+        entry = (entry_id, FOLD, at, memory.top, 0, to, None, None if last else keys[-1])
+        self._log.append(entry)
+        memory.apply(entry, ())

@@ -1,0 +1,239 @@
+"""Bring lanes from their rows into memory, and find the lanes and messages that an entry names.
+
+A lane may be loaded at any moment, also from a row that is ahead of memory: what its row includes has no effect on it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import apsw
+
+from ..._errors import StoreCorrupt
+from ..lane import entries as kinds
+from ..lane.entries import Entry, decode_groups, decode_keys
+from ..lane.live_lane import LaneAtRest, LiveLane
+from ..lane.memory import M_DUE, M_ID, M_KEY, M_SEQ, Group, MessageRow, ShardMemory
+from ..log.log_rows import LogRows
+from ..tables.lane_rows import LaneRows
+
+KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
+KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
+
+
+class NeedsTransactionError(Exception):
+    """A plan must read rows, or write more than one, so a single statement can't do it. Never leaves this package."""
+
+
+class Loader:
+    """Loads lanes of one shard.
+
+    Attributes:
+        alone: the plan of a single statement is running. It may read nothing, because it has no snapshot.
+    """
+
+    def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
+        self._db = db
+        self.memory = memory
+        self.log = log
+        self.rows = rows
+        self.alone = False
+
+    def require_snapshot(self) -> None:
+        if self.alone:
+            raise NeedsTransactionError
+
+    # ---- lanes
+
+    def load(self, keys: Iterable[bytes]) -> None:
+        """Bring lanes into memory. The heads of those that were evicted stay at rest."""
+        memory = self.memory
+        lanes, tails = memory.lanes, memory.tails
+        missing: list[bytes] = []
+        for key in keys:
+            if key in lanes:
+                continue
+            tail = tails.get(key)
+            if tail is None:
+                missing.append(key)
+            elif tail >= 0:
+                del tails[key]
+                lanes[key] = lane = LiveLane(key, tail)
+                lane.bare = True
+            else:
+                del tails[key]
+                lanes[key] = lane = LiveLane(key, -tail)
+                lane.rest = lane.split = True
+        if not missing:
+            return
+        self.require_snapshot()
+        for row in self.rows.load(missing):
+            self.adopt(row)
+        for key in missing:
+            if key not in lanes:
+                lanes[key] = LiveLane(key, 0)
+
+    def lane(self, key: bytes) -> LiveLane:
+        """Return a lane with its head."""
+        lane = self.memory.lanes.get(key)
+        if lane is None:
+            self.load((key,))
+            lane = self.memory.lanes[key]
+        if lane.rest:
+            self.fill(lane)
+        return lane
+
+    def adopt(self, row: LaneAtRest) -> LiveLane:
+        """Make a lane what its row says, with a window at its head."""
+        want = max(self.memory.limits.head, row.held or 0)
+        ids = self.rows.window(row, row.first, want)
+        return self.memory.adopt(row, ids[:want])
+
+    def fill(self, lane: LiveLane) -> None:
+        """Read the head of a lane of which only the tail is loaded."""
+        self.require_snapshot()
+        self.adopt(self.rows.row(lane.key))
+
+    def extend(self, lane: LiveLane, want: int = 0) -> bool:
+        """Read more ids of a deep lane. Return False if its row was newer than memory: then the row replaced the lane."""
+        self.require_snapshot()
+        memory = self.memory
+        row = self.rows.row(lane.key)
+        if row.lsn > max(memory.seen, lane.lsn):
+            self.adopt(row)
+            return False
+        want = min(max(memory.limits.head, want), lane.deep)
+        ids = self.rows.window(row, lane.first + len(lane.ids or ()), want)[:want]
+        if not ids:
+            raise StoreCorrupt(f"the row of lane {lane.key!r} lacks {lane.deep} messages", shard=memory.shard)
+        memory.extend_window(lane, ids)
+        return True
+
+    def fill_heads(self, keys: Iterable[bytes]) -> None:
+        """Load lanes that an index lists, with their heads."""
+        lanes = self.memory.lanes
+        wanted = [key for key in keys if (lane := lanes.get(key)) is None or lane.rest]
+        for row in self.rows.load(wanted):
+            self.adopt(row)
+
+    def place_all(self) -> None:
+        """List the lanes whose heads are not in memory."""
+        memory = self.memory
+        while memory.unplaced:
+            self.require_snapshot()
+            lane = memory.unplaced.pop()
+            if memory.lanes.get(lane.key) is not lane or lane.grant is not None:
+                continue
+            if lane.rest:
+                self.fill(lane)
+            elif not lane.ids and lane.split:
+                if self.extend(lane):
+                    memory.place(lane)
+            else:
+                if lane.ids and lane.ids[0] and memory.due_of(lane, lane.ids[0], lane.first) is None:
+                    self.read_dues(lane, [lane.ids[0]])
+                memory.place(lane)
+
+    def read_dues(self, lane: LiveLane, arrivals: Sequence[int]) -> None:
+        """Read the ends of delays of messages that were sent with one."""
+        self.require_snapshot()
+        times = self.log.times(arrivals)
+        dues = lane.with_rare_state().dues
+        for i in arrivals:
+            dues[i] = times.get(i, (0, 0))[0] or 0
+
+    # ---- what an entry names
+
+    def groups(self, entry: Entry) -> list[Group]:
+        """Return the lanes that an entry concerns and that do not include it yet, with its messages.
+
+        If the row of a message is gone, so is the journal up to the entry that resolved it, and its lane's row includes both.
+
+        Raises:
+            StoreCorrupt: the data is not that of an entry.
+        """
+        kind, holder = entry[1], entry[6]
+        if kind in KINDS_WITHOUT_LANES:
+            return []
+        try:
+            if kind in KINDS_WITH_KEYS or (holder is not None and kind in (kinds.RELEASE, kinds.EXTEND)):
+                return [(lane, []) for lane in self._behind(decode_keys(entry[7]), entry)]
+            named = decode_groups(entry[7])
+        except ValueError as e:
+            shard = self.memory.shard
+            raise StoreCorrupt(f"row {entry[0]} of its journal has invalid data: {e}", shard=shard, cause=e) from e
+        if kind == kinds.REDRIVE:
+            return self._with_seqs(named, entry)
+        keys = self.keys_of([ids[0] for ids in named])
+        known = [(key, ids) for ids in named if (key := keys.get(ids[0])) is not None]
+        behind = {lane.key: lane for lane in self._behind([key for key, _ in known], entry)}
+        found: list[Group] = []
+        for key, ids in known:
+            lane = behind.get(key)
+            if lane is not None and self.cover(lane, ids):
+                found.append((lane, ids))
+        return found
+
+    def keys_of(self, arrivals: Sequence[int]) -> dict[int, bytes]:
+        """Return the keys of messages. Those whose rows were deleted are missing."""
+        keys = self.memory.keys_of(arrivals)
+        if len(keys) < len(arrivals):
+            keys |= {i: key for i, (key, _) in self.log.keys(set(arrivals).difference(keys)).items()}
+        return keys
+
+    def _behind(self, keys: Sequence[bytes], entry: Entry) -> list[LiveLane]:
+        """Return the lanes of keys that do not include an entry."""
+        self.load(keys)
+        lanes = self.memory.lanes
+        found = []
+        for key in keys:
+            lane = lanes[key]
+            if lane.rest:
+                self.fill(lane)
+            if lane.lsn < entry[0]:
+                found.append(lane)
+        return found
+
+    def _with_seqs(self, named: list[list[int]], entry: Entry) -> list[Group]:
+        rows = self.log.keys([i for ids in named for i in ids])
+        found: list[Group] = []
+        for ids in named:
+            some = [(i, *rows[i]) for i in ids if i in rows]
+            if some and (lanes := self._behind([some[0][1]], entry)):
+                found.append((lanes[0], [number for i, _, seq in some for number in (seq, i)]))
+        return found
+
+    def cover(self, lane: LiveLane, ids: list[int]) -> bool:
+        """Read ids of a lane until these are in its window. Return False if its row was newer, and so includes the entry."""
+        last = ids[-1]
+        while lane.deep and (not lane.ids or lane.ids[-1] < last):
+            if not self.extend(lane, len(ids)):
+                return False
+        return True
+
+    def arrive(self, rows: Sequence[MessageRow]) -> None:
+        """Add messages of other processes to memory."""
+        memory = self.memory
+        lanes, cache, totals = memory.lanes, memory.rows, memory.totals
+        self.load({row[M_KEY] for row in rows}.difference(lanes))
+        some: list[LiveLane] = []
+        new: list[MessageRow] = []
+        for row in rows:
+            lane, seq = lanes[row[M_KEY]], row[M_SEQ]
+            cache[row[M_ID]] = row
+            if seq <= lane.tail:
+                continue  # its row includes it
+            if not lane.tail:
+                totals.lanes += row[M_ID] > memory.mark.counted_top
+                lane.first = seq
+            elif seq != lane.tail + 1:
+                raise StoreCorrupt(f"row {row[M_ID]} of its messages has seq {seq} after {lane.tail}", shard=memory.shard)
+            if lane.rest and row[M_DUE] is not None:
+                self.fill(lane)  # its row must say that it has delayed messages
+                if seq <= lane.tail:
+                    continue
+            lane.tail = seq
+            some.append(lane)
+            new.append(row)
+        memory.arrived(some, new)
+        memory.top = max(memory.top, rows[-1][M_ID])

@@ -1,0 +1,78 @@
+"""Resolved messages whose rows still exist.
+
+Rows are deleted some time after their messages are resolved: runs of them at once, and the others once half of their bucket, 128
+arrival numbers, is resolved. So a page is rewritten a few times, not once for each of its rows, and the space is at most about
+twice what is pending. A bucket's bits are read when it is touched, because another process may have written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import apsw
+
+from ..._errors import StoreCorrupt
+from ..._sql import LANE_TABLES
+from ..log.log_rows import LogRows
+
+BUCKET_BITS: Final = 7
+_BUCKET: Final = 1 << BUCKET_BITS
+_BYTES: Final = _BUCKET // 8
+_RUN_MIN: Final = 16
+"""A run of so many rows is deleted at once."""
+
+
+def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int]) -> None:
+    """Delete the rows of resolved messages, or note that they may be deleted."""
+    if not arrivals:
+        return
+    numbers = sorted(arrivals)
+    ranges: list[tuple[int, int]] = []
+    few: dict[int, int] = {}
+    begin = before = numbers[0]
+    for i in [*numbers[1:], 1 << 62]:
+        if i == before + 1:
+            before = i
+            continue
+        if before - begin + 1 >= _RUN_MIN:
+            ranges.append((begin, before))
+        else:
+            for one in range(begin, before + 1):
+                bucket = one >> BUCKET_BITS
+                few[bucket] = few.get(bucket, 0) | 1 << (one & _BUCKET - 1)
+        begin = before = i
+    log.delete_ranges(ranges)
+    if few:
+        _in_buckets(db, log, shard, few)
+
+
+def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, int]) -> None:
+    kill: list[int] = []
+    full: list[tuple[int]] = []
+    keep: list[tuple[int, bytes]] = []
+    for bucket, bits in sorted(few.items()):
+        all_bits = bits | bits_of(db, shard, bucket)
+        if all_bits.bit_count() * 2 >= _BUCKET:
+            kill += [(bucket << BUCKET_BITS) + at for at in range(_BUCKET) if all_bits >> at & 1]
+            full.append((bucket,))
+        else:
+            keep.append((bucket, all_bits.to_bytes(_BYTES, "little")))
+    log.delete(kill)
+    many: Any = db.executemany
+    many(LANE_TABLES.drop_gone, full)
+    many(LANE_TABLES.write_gone, keep)
+
+
+def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
+    """Return the resolved messages of a bucket that still have rows, as bits.
+
+    Raises:
+        StoreCorrupt: no fold wrote them.
+    """
+    bits: Any = db.execute(LANE_TABLES.read_gone, (bucket,)).get
+    if bits is None:
+        return 0
+    if len(bits) != _BYTES:
+        raise StoreCorrupt(f"the bits of bucket {bucket} of `gone` have {len(bits)} bytes", shard=shard)
+    return int.from_bytes(bits, "little")

@@ -1,0 +1,36 @@
+"""The row of `mark`: where memory begins, and the totals as of the last slice of a fold."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from ..._errors import SchemaMismatch, StoreCorrupt
+from ..._sql import LANE_TABLES
+from ..lane.memory import RunningTotals, StoredMark
+
+KNOWN_FEATURES: Final = 0
+"""The bits of `features` that this version knows. A later feature adds kinds of entries, columns or tables under a bit."""
+_FIELDS: Final = len(attrs.fields(StoredMark))
+
+
+def read(db: apsw.Connection, shard: int) -> tuple[StoredMark, RunningTotals]:
+    """Return the mark and the totals.
+
+    Raises:
+        SchemaMismatch: the shard uses a feature of a later version.
+        StoreCorrupt: the row is missing.
+    """
+    row: Any = db.execute(LANE_TABLES.read_mark).get
+    if row is None:
+        raise StoreCorrupt("the row of `mark` is missing", shard=shard)
+    mark = StoredMark(*row[:_FIELDS])
+    if mark.features & ~KNOWN_FEATURES:
+        raise SchemaMismatch(f"it uses features of a newer strictq: bits {mark.features & ~KNOWN_FEATURES:#x}", shard=shard)
+    return mark, RunningTotals(*row[_FIELDS:])
+
+
+def write(db: apsw.Connection, mark: StoredMark, totals: RunningTotals) -> None:
+    db.execute(LANE_TABLES.write_mark, (*attrs.astuple(mark), *attrs.astuple(totals)))

@@ -1,0 +1,173 @@
+"""Three processes on one shard of format 3, killed at any time: what they committed is acked once, each key in order.
+
+An ack and a row of the program's own table are one transaction, so the table says what was acked, whatever the store remembers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from strictq import LeaseLost
+from strictq._errors import StoreBusy
+from strictq._store.lane.memory import StoreLimits
+from strictq._store.onelane.claiming import ClaimRequest
+from strictq._store.onelane.shard_file import NewMessage, ShardFile
+from tests.support.lane_walk import new_file, open_shard
+
+KEYS = [b"sk%03d" % i for i in range(150)]
+LIMITS = StoreLimits(window=100, slice=20, head=8, chunk=16, loaded_max=300, tails_max=50)
+LEASE = 250_000
+ADD = "INSERT INTO app VALUES (?, ?, ?, (SELECT ifnull(max(n), 0) + 1 FROM app))"
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+def work(path: Path, seed: int) -> None:
+    """Send, claim, ack and nack until the process is killed."""
+    r = random.Random(seed)
+    shard = open_shard(path, LIMITS, now)
+    live: list[tuple[int, dict[bytes, list[int]]]] = []
+    seqs: dict[int, int] = {}
+    while True:
+        step = r.random()
+        try:
+            if step < 0.38:
+                shard.send_many([NewMessage(r.choice(KEYS), b"b") for _ in range(r.choice((1, 1, 3, 20, 60)))])
+            elif step < 0.45:
+                shard.send(NewMessage(r.choice(KEYS), b"b"))
+            elif step < 0.75:
+                claimed = shard.claim(ClaimRequest(r.choice((1, 5, 50)), r.choice((None, 1, 3))), LEASE)
+                seqs |= {row[0]: row[2] for row in claimed.rows}
+                if len(claimed.rows) == sum(len(ids) for _, ids in claimed.groups) and claimed.rows:
+                    live.append((claimed.token, dict(claimed.groups)))
+            elif live and step < 0.95:
+                token, groups = live.pop(r.randrange(len(live)))
+                if r.random() < 0.5:  # a part: the first messages of some keys, as a consumer does
+                    groups = {key: ids[: r.randrange(1, len(ids) + 1)] for key, ids in groups.items() if r.random() < 0.8}
+                if groups:
+                    ack(shard, token, groups, seqs)
+            elif live:
+                token, groups = live.pop()
+                one = [next(iter(groups.items()))]
+                if step < 0.97:
+                    shard.nack(token, one)
+                else:
+                    shard.release(token, one)
+        except (LeaseLost, StoreBusy):
+            pass
+
+
+def ack(shard: ShardFile, token: int, groups: dict[bytes, list[int]], seqs: dict[int, int]) -> None:
+    def together() -> None:
+        shard.ack(token, list(groups.items()))
+        shard._db.executemany(ADD, [(i, key, seqs[i]) for key, ids in groups.items() for i in ids])
+
+    shard.transact(together)
+
+
+@attrs.define
+class KillReport:
+    """What a campaign found. `wrong` must be empty."""
+
+    kills: int = 0
+    fell: int = 0
+    sent: int = 0
+    acked: int = 0
+    rows: int = 0
+    journal: int = 0
+    wrong: list[str] = attrs.field(factory=list)
+
+
+def campaign(directory: Path, seconds: float, seed: int) -> KillReport:
+    """Kill and restart workers for a while, and verify what is left."""
+    path = directory / "kills.db"
+    new_file(path)
+    shard = open_shard(path, LIMITS, now)
+    shard._db.execute("CREATE TABLE app (id INTEGER PRIMARY KEY, key BLOB, seq INTEGER, n INTEGER)")
+    shard.close()
+    r = random.Random(seed)
+    report = KillReport()
+    workers: list[int] = []
+    started = 0
+
+    def start() -> None:
+        nonlocal started
+        started += 1
+        pid = os.fork()  # faster than an interpreter that starts; no connection is open here
+        if not pid:
+            try:
+                work(path, seed * 1000 + started)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        workers.append(pid)
+
+    def end(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        report.fell += os.WIFEXITED(status)
+
+    for _ in range(3):
+        start()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(r.random() * 0.6)
+        end(workers.pop(r.randrange(len(workers))))
+        report.kills += 1
+        start()
+    for pid in workers:
+        end(pid)
+    verify(path, report)
+    return report
+
+
+def verify(path: Path, report: KillReport) -> None:
+    shard = open_shard(path, LIMITS, now)
+    run: Any = shard._db.execute
+    acked: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    for i, key, seq in run("SELECT id, key, seq FROM app ORDER BY n"):
+        acked[key].append((seq, i))
+    rows = {i for (i,) in run("SELECT id FROM message")}
+    for key in KEYS:
+        tail, ids, *_, front, waiting = shard.lane(key)
+        left = [*ids, *front, *waiting]
+        done = acked[key]
+        report.sent += tail
+        report.acked += len(done)
+        if done != sorted(done):
+            report.wrong.append(f"{key!r}: acked out of order")
+        if sorted([seq for seq, _ in done] + [seq for seq, _ in left]) != list(range(1, tail + 1)):
+            report.wrong.append(f"{key!r}: of {tail} messages, {len(done)} are acked and {len(left)} are left")
+        if missing := [i for _, i in left if i not in rows]:
+            report.wrong.append(f"{key!r}: rows of unresolved messages are gone: {missing[:3]}")
+    if shard.totals().pending != report.sent - report.acked:
+        report.wrong.append(f"pending is {shard.totals().pending}, not {report.sent - report.acked}")
+    report.rows, report.journal = len(rows), run("SELECT count(*) FROM journal").get
+    if (sound := run("PRAGMA integrity_check").get) != "ok":
+        report.wrong.append(sound)
+    shard.close()
+
+
+def main() -> None:
+    """Run a campaign and print its report as JSON: `python -m tests.support.lane_kills SECONDS SEED`."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        print(json.dumps(attrs.asdict(campaign(Path(directory), float(sys.argv[1]), int(sys.argv[2])))))
+
+
+if __name__ == "__main__":
+    main()
