@@ -613,7 +613,7 @@ class Settling:
     def errors(self, d: MessageState) -> tuple[AttemptError, ...]:
         """Return the stored errors of a message's attempts."""
         self._storage.require_open(writing=False)
-        return self._storage.errors(d.lease._held.key, d.seq)
+        return self._storage.errors(d.lease.shard, d.lease._held.key, d.seq)
 
 
 def _failure(error: str | None, output: str | None, traceback: str | None) -> AttemptFailure:

@@ -512,9 +512,10 @@ class Storage:
         """Return the committed state of a key."""
         return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))  # a hot lane with a state has its row
 
-    def errors(self, key: bytes, seq: int) -> tuple[AttemptError, ...]:
+    def errors(self, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
         """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
-        return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time))
+        # The shard is given, because a parked keyless message has a key of its own, whose hash may be another shard's.
+        return self._store.shards[shard].read(lambda db: inspect.errors(db, key, seq, self._store.time))
 
     # ---- transactions
 

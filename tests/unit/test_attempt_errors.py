@@ -138,6 +138,16 @@ def test_a_keyless_message_keeps_them_in_its_own_lane(make: Opener) -> None:
     assert (d.key, d.attempt, summary(d.errors)) == (None, 2, [(1, "first")])
 
 
+def test_keyless_messages_keep_them_in_every_shard(make: Opener) -> None:
+    """The hash of the key of such a lane is not that of the shard in which the message is."""
+    q = make(shards=4, keyless="round_robin", keyless_lanes=32, **AT_ONCE)
+    q.send_many([Message(b"")] * 32)
+    q.nack_many(q.receive(32), reason="first")
+    again = q.receive(32)
+    assert [summary(d.errors) for d in again] == [[(1, "first")]] * 32
+    assert {d.shard for d in again} == {0, 1, 2, 3}
+
+
 def test_the_awaited_delivery_has_them(make: Opener, clock: FakeClock) -> None:
     async def look() -> None:
         async with strictq.open_async(":memory:", clock=clock, config=strictq.QueueConfig(**AT_ONCE)) as q:
