@@ -6,15 +6,19 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
 from tests.support import hot, timekeeping
-from tests.support.queues import Opener
+from tests.support.injection import receive_waits_for_busy_shards
+from tests.support.queues import KINDS, Kind, Opener, fast_disk
+from tests.support.second_process import SecondProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,12 +90,50 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=["memory", "disk"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
-    """Opens the queue of this test, once in memory and once on disk."""
-    opener = Opener(":memory:" if request.param == "memory" else str(tmp_path / "queue"), clock)
-    yield opener
-    opener.close()
+@pytest.fixture(scope="session")
+def second_process() -> Iterator[SecondProcess]:
+    """The process that writes between the calls of tests. It starts when a test needs it, and is shared by all of them."""
+    process = SecondProcess()
+    yield process
+    process.end()
+
+
+@pytest.fixture(
+    params=[pytest.param(kind, id=kind.name, marks=pytest.mark.slow if kind.second_process else ()) for kind in KINDS]
+)
+def make(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    clock: FakeClock,
+    second_process: SecondProcess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Opener]:
+    """Opens the queue of this test, on each kind of queue.
+
+    Each kind is one line of `KINDS`: add a line there for another way to store messages. `Opener.open` applies the attributes.
+
+    These marks, each with the reason, change the kinds for a test whose assertions they would otherwise break:
+
+    - `one_shard`: the test asserts an order across keys, the exact content of a batch, or the number of a shard. New queues
+      have one shard.
+    - `own_messages`: the test counts messages of the whole queue, or receives in another thread. The second process sends none,
+      and writes to a table of its own.
+    """
+    kind: Kind = request.param
+    if request.node.get_closest_marker("one_shard") is not None:
+        kind = attrs.evolve(kind, shards=1)
+    if request.node.get_closest_marker("own_messages") is not None:
+        kind = attrs.evolve(kind, foreign_messages=False)
+    if kind.shards > 1:
+        receive_waits_for_busy_shards(monkeypatch)
+    with ExitStack() as stack:
+        place = ":memory:"
+        if not kind.in_memory:
+            synced = kind.durability == "full"
+            place = str((stack.enter_context(fast_disk(tmp_path)) if synced else tmp_path) / "queue")
+        opener = Opener(place, clock, kind, second_process if kind.second_process else None)
+        stack.callback(opener.close)
+        yield opener
 
 
 @pytest.fixture
@@ -104,7 +146,7 @@ def disk(tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
 
 @pytest.fixture
 def q(make: Opener) -> Queue:
-    """A queue of one shard with the default configuration."""
+    """A queue with the default configuration, of each kind."""
     return make()
 
 

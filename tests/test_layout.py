@@ -98,7 +98,8 @@ INSIDE_SUPPORT = {
     "support/faults.py", "support/flips.py", "support/format_2.py", "support/format_2_making.py", "support/formats.py",
     "support/hot.py", "support/powercut.py", "support/powercut_reading.py", "support/powercut_run.py",
     "support/lane_kills.py", "support/lane_walk.py",
-    "support/powercut_verify.py", "support/programs.py", "support/scans.py", "support/small_scope.py", "support/witness.py",
+    "support/powercut_verify.py", "support/programs.py", "support/scans.py", "support/second_process.py",
+    "support/small_scope.py", "support/witness.py",
 }  # fmt: skip
 
 

@@ -14,7 +14,11 @@ from tests.support.injection import maintain, maintain_every
 from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
 
-pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
+pytestmark = [
+    pytest.mark.usefixtures("cold"),  # they read the tables
+    pytest.mark.one_shard("what one turn does in a shard"),
+    pytest.mark.own_messages("lanes and rows of the queue"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -61,6 +61,8 @@ def test_a_shard_that_fails_does_not_take_the_others_part_along(disk: Opener) ->
     assert by_key(read(q, h, h.take(1))) == {f"s{keys[second]}": [1]}
 
 
+@pytest.mark.own_messages("acks of the queue")
+@pytest.mark.one_shard("the shard whose disk is full")
 def test_on_a_full_disk_acks_go_on(q: Queue) -> None:
     fill(q, "a", 2)
     h = holder(q)

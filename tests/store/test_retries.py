@@ -13,6 +13,7 @@ from tests.support.queues import Opener
 HOUR = 3600.0
 
 
+@pytest.mark.one_shard("the tables of the first shard")
 @pytest.mark.parametrize("end", ["ack", "reject", "expire"])
 def test_what_is_packed_is_shown_as_starts_everywhere(make: Opener, clock: FakeClock, end: str) -> None:
     q = make(retry_for_seconds=HOUR, max_attempts=5, history="records", on_expire="dead_letter")

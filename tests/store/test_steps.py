@@ -71,6 +71,7 @@ def test_a_redrive_that_waits_for_a_lane_without_messages_is_purged(q: Queue, mo
     assert (q.receive(), q.dead_letters(), q.stats().depth) == ([], [], 0)
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "PAGE_BYTES", 10_000)
     q = make(history="bodies")
@@ -85,10 +86,11 @@ def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, mon
     assert pages == [[3_000] * 4, [50_000], [1, 1, 9_999], [1]]
 
 
+@pytest.mark.one_shard("the writes of the first shard")
 def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
     from strictq._store.lanes.claim import CULL_STEP
 
-    q = make()
+    q = make.open(durability="process")
     q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])
     clock.advance(2.0)
     db = connection_of(q)

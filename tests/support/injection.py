@@ -19,7 +19,7 @@ import pytest
 from strictq import Queue, StoreCorrupt, StoreError
 from strictq._keys import Key, encode_key
 from strictq._sql import HOT
-from strictq._store import upkeep
+from strictq._store import receive, upkeep
 from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
@@ -176,6 +176,11 @@ def maintain(q: Queue) -> None:
 def maintain_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let the queue's own thread do that at this interval."""
     patch.setattr(upkeep, "PERIOD_SECONDS", seconds)
+
+
+def receive_waits_for_busy_shards(patch: pytest.MonkeyPatch) -> None:
+    """Let a receive wait for shards that the engine's threads are writing to. It skips them if other shards have messages."""
+    patch.setattr(receive, "PASSING_SECONDS", connection.BUSY_SECONDS)
 
 
 def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -3,20 +3,63 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import attrs
 
 import strictq
 from strictq import Event, Queue, QueueConfig
 from strictq._keys import Key
 from strictq.testing import FakeClock
+from tests.support.second_process import SecondProcess
 
 Hook = Callable[[Event], None]
 
 
 AT_ONCE: dict[str, Any] = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
 """Settings for tests whose time stands still: failures are retried at once, and `max_attempts` alone ends that."""
+
+
+@attrs.frozen
+class Kind:
+    """A kind of queue. Every test with the fixture `make` or `q` runs on each of KINDS.
+
+    Attributes:
+        shards: the number of shards of a new queue, unless the test says another.
+        durability: the same for `strictq.open`.
+        in_memory: nothing is on disk.
+        second_process: a second process writes between the calls of the test.
+        foreign_messages: that process sends messages, receives and acks them. Otherwise it writes to a table of its own.
+    """
+
+    name: str
+    shards: int = 1
+    durability: Literal["full", "process"] = "process"
+    in_memory: bool = False
+    second_process: bool = False
+    foreign_messages: bool = True
+
+
+DISK = Kind("disk")
+KINDS = (
+    Kind("memory", in_memory=True),
+    DISK,
+    Kind("shared", shards=4, durability="full", second_process=True),
+)
+
+
+@contextmanager
+def fast_disk(otherwise: Path) -> Iterator[Path]:
+    """Yield a directory in which a sync costs little, until the block ends; this one if the machine has none."""
+    if os.access("/dev/shm", os.W_OK):
+        with TemporaryDirectory(prefix="strictq-", dir="/dev/shm") as place:
+            yield Path(place)
+    else:
+        yield otherwise
 
 
 class Opener:
@@ -26,22 +69,39 @@ class Opener:
     otherwise default.
     """
 
-    def __init__(self, path: str, clock: FakeClock) -> None:
+    def __init__(self, path: str, clock: FakeClock, kind: Kind = DISK, second: SecondProcess | None = None) -> None:
         self.path = path
         self.clock = clock
+        self.kind = kind
+        self.second = second
         self.opened: list[Queue] = []
 
     def __call__(self, *, shards: int | None = None, on_event: Hook | None = None, **settings: Any) -> Queue:
-        new = self.path == ":memory:" or not os.path.exists(self.path)
-        config = QueueConfig(**(AT_ONCE | settings)) if settings or new else None
+        config = QueueConfig(**(AT_ONCE | settings)) if settings or self.is_new() else None
         return self.open(shards=shards, on_event=on_event, config=config)
 
     def open(self, **options: Any) -> Queue:
-        """Call `strictq.open` at this place. Durability defaults to "process", because tests cut no power."""
-        options.setdefault("durability", "process")
+        """Call `strictq.open` at this place. Shards and durability default to the kind's.
+
+        A disk's durability is "process", because tests cut no power.
+        """
+        options.setdefault("durability", self.kind.durability)
+        if options.get("shards") is None and self.is_new():
+            options["shards"] = self.kind.shards
         q = strictq.open(self.path, clock=self.clock, **options)
         self.opened.append(q)
+        if self.second is not None:
+            self.second.write_between(
+                q,
+                self.clock,
+                messages=self.kind.foreign_messages,
+                is_last=lambda: all(o is q or o._storage.closed for o in self.opened),
+            )
         return q
+
+    def is_new(self) -> bool:
+        """Return whether opening creates the queue."""
+        return self.path == ":memory:" or not os.path.exists(self.path)
 
     def close(self) -> None:
         """Close everything that was opened."""

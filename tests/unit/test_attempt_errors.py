@@ -96,6 +96,7 @@ def test_a_deferred_message_keeps_its_errors(make: Opener, clock: FakeClock) -> 
     assert summary(d.errors) == [(1, "first")]
 
 
+@pytest.mark.one_shard("the history of the first shard")
 @pytest.mark.parametrize("end", ["rejected", "poison"])
 def test_a_dead_letter_has_them_and_a_redrive_keeps_them(make: Opener, end: str) -> None:
     q = make(max_attempts=2, history="records", **AT_ONCE)
@@ -119,6 +120,7 @@ def test_a_dead_letter_has_them_and_a_redrive_keeps_them(make: Opener, end: str)
     assert summary(q.history()[-1].errors) == expected
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_history_has_the_errors_of_what_succeeded_in_the_end(make: Opener) -> None:
     q = make(history="bodies", **AT_ONCE)
     q.send_many([Message(b"a", key="k"), Message(b"b", key="k")])
@@ -218,6 +220,7 @@ def test_the_last_five_of_expired_leases_are_kept(make: Opener, clock: FakeClock
     assert d.errors[-1].error.endswith("; press:5 held it")
 
 
+@pytest.mark.one_shard("the history of the first shard")
 @pytest.mark.parametrize("retry_for_seconds", [0.0, 3600.0])
 def test_a_message_that_killed_its_consumers_says_so_as_a_dead_letter(
     make: Opener, clock: FakeClock, retry_for_seconds: float

@@ -10,6 +10,11 @@ from strictq import ConfigError, Message, Receipt
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 
+pytestmark = [
+    pytest.mark.one_shard('dedup_scope="queue" needs it'),
+    pytest.mark.own_messages("arrival numbers are consecutive"),
+]
+
 WIDE: dict[str, Any] = {"dedup_scope": "queue", "dedup_window_seconds": 60.0, "keyless": "random"}
 
 

@@ -95,6 +95,7 @@ def test_a_late_one_is_honoured_until_the_lane_is_taken(q: Queue, clock: FakeClo
         d.defer(0.0)
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_history_counts_from_the_attempt_that_was_charged(make: Opener, clock: FakeClock) -> None:
     q = make(history="records")
     sent = q.send(b"", "k")

@@ -52,6 +52,7 @@ def test_a_send_has_its_receipt_after_the_commit(two: Queue, reads: bool) -> Non
     assert (other.key, other.shard) == (7, found[b"b"].shard)
 
 
+@pytest.mark.own_messages("the numbers of the outbox")
 def test_a_send_to_another_shard_has_its_number_in_the_outbox(two: Queue) -> None:
     with two.transaction(key=HERE) as tx:
         one, two_ = tx.send(b"1", THERE), tx.send(b"2", THERE)
@@ -79,6 +80,7 @@ def test_a_duplicate_has_the_first_ones_receipt(q: Queue) -> None:
     assert again.receipt == first._replace(duplicate=True)
 
 
+@pytest.mark.one_shard("the number of the shard")
 def test_a_keyless_send_has_no_key(make: Opener) -> None:
     q = make(keyless="random", keyless_lanes=1)
     with q.transaction(key="k") as tx:
@@ -147,6 +149,7 @@ def test_after_an_unknown_outcome_the_repetition_tells(disk: Opener, happened: b
     assert q.explain("next").depth == 1
 
 
+@pytest.mark.one_shard("receipts of sends within the shard")
 def test_a_repetition_in_an_open_transaction_has_none_either(q: Queue) -> None:
     fill(q, "k", 1)
     (d,) = q.receive()
@@ -160,6 +163,7 @@ def test_a_repetition_in_an_open_transaction_has_none_either(q: Queue) -> None:
     assert q.explain("next").depth == 1
 
 
+@pytest.mark.one_shard("the number of the shard")
 def test_a_receipt_says_in_words_how_it_is(q: Queue) -> None:
     with q.transaction(key="k") as tx:
         p = tx.send(b"", "k")

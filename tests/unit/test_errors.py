@@ -197,6 +197,7 @@ def test_a_body_that_is_not_json_names_its_message(q: Queue, body: bytes) -> Non
         assert (caught.value.key, caught.value.seq, isinstance(caught.value, ValueError)) == ("k", 2, True)
 
 
+@pytest.mark.own_messages("a worker receives from every key")
 def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
     q.configure(max_attempts=1)
     q.send(b"{", "k")
@@ -210,6 +211,7 @@ def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
 A_DICT: Any = {"max_attempts": 2}
 
 
+@pytest.mark.own_messages("sends of the queue")
 @pytest.mark.parametrize(
     ("call", "said", "code"),
     [

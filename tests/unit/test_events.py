@@ -15,6 +15,7 @@ def only(events: list[Event], kind: str) -> Event:
     return event
 
 
+@pytest.mark.one_shard("the number of the shard")
 def test_reject_tells_of_a_dead_letter(make: Opener) -> None:
     events: list[Event] = []
     q = make(on_event=events.append)

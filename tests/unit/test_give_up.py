@@ -124,6 +124,7 @@ def test_crashes_count_against_max_attempts_alone(make: Opener, clock: FakeClock
     )
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_failures_and_crashes_add_up_only_when_the_window_is_over(make: Opener, clock: FakeClock) -> None:
     q = make(retry_for_seconds=100.0, max_attempts=3, history="records")
     q.send(b"", "k")

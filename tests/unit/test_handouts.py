@@ -10,7 +10,10 @@ from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
 from tests.support.queues import Opener, fill, keys_by_shard, labels
 
+pytestmark = pytest.mark.own_messages("acks of the queue")
 
+
+@pytest.mark.one_shard("the order of two lanes")
 def test_a_hand_out_has_what_was_ready_in_order(q: Queue) -> None:
     fill(q, "a", 3)
     fill(q, "b", 2)
@@ -147,6 +150,7 @@ def test_large_bodies_and_bytes_max(q: Queue) -> None:
     assert q.check() == []
 
 
+@pytest.mark.one_shard("the approximate size of a batch")
 def test_bytes_max_cuts_between_lanes_and_loses_none(q: Queue) -> None:
     for key in "abcdef":
         q.send(b"x" * 900, key)

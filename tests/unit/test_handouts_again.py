@@ -94,6 +94,7 @@ def test_a_longer_keep_later_does_not_bring_back_what_is_gone(disk: Opener) -> N
         h.parts(1)  # shard 1 still has its part
 
 
+@pytest.mark.own_messages("lanes of the queue")
 def test_kept_hand_outs_count_in_bytes_and_not_in_depth(q: Queue) -> None:
     q.send(b"x" * 500, "a", ttl=100.0)
     h = holder(q)
@@ -146,6 +147,7 @@ def test_a_lane_that_is_too_large_for_what_is_left_stays_listed(q: Queue, clock:
     assert q.check() == []
 
 
+@pytest.mark.one_shard("the content of each batch")
 def test_a_lane_whose_head_was_put_aside_leaves_its_place_to_it(make: Opener, clock: FakeClock) -> None:
     """It did not fit, so it keeps its turn; but not the number where the message arrived that has a lane of its own now."""
     q = make(keyless="round_robin", keyless_lanes=1, on_poison="hold")

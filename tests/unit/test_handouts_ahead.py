@@ -15,6 +15,8 @@ from strictq._errors import ConsumerLost, ForkedProcess, HandoutGone, StrictqErr
 from tests.support.handouts import Lazy, by_key, drain, holder, read
 from tests.support.queues import Opener, fill
 
+pytestmark = [pytest.mark.one_shard("the content of each batch"), pytest.mark.own_messages("acks of the queue")]
+
 KEYS = "abcdefghij"
 
 

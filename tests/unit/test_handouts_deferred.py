@@ -10,6 +10,8 @@ from strictq import Queue, _handouts
 from tests.support.handouts import Lazy, by_key, drain, holder, read
 from tests.support.queues import Opener, fill, keys_by_shard
 
+pytestmark = pytest.mark.own_messages("acks of the queue")
+
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +23,7 @@ def on_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_handouts, "_Deferred", Lazy)
 
 
+@pytest.mark.one_shard("the content of each batch")
 @pytest.mark.usefixtures("on_wait")
 def test_other_lanes_fill_the_batch_so_the_ack_follows(q: Queue) -> None:
     for key in "abcdef":
@@ -36,6 +39,7 @@ def test_other_lanes_fill_the_batch_so_the_ack_follows(q: Queue) -> None:
     assert q.check() == []
 
 
+@pytest.mark.one_shard("the content of each batch")
 def test_a_lane_gives_nothing_to_the_next_before_the_ack(q: Queue) -> None:
     fill(q, "a", 6)
     fill(q, "b", 1)

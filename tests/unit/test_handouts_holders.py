@@ -115,6 +115,7 @@ def test_a_forked_child_does_not_keep_the_consumer(disk: Opener) -> None:
     os.close(stop)
 
 
+@pytest.mark.own_messages("threads receive from every key")
 def test_holders_in_threads_exclude_each_other(q: Queue) -> None:
     def attach() -> Holder:
         return holder(q)

@@ -14,6 +14,8 @@ from strictq.testing import FakeClock
 from tests.support.handouts import by_key, holder, read
 from tests.support.queues import Opener, fill, keys_by_shard, labels
 
+pytestmark = pytest.mark.own_messages("acks of the queue")
+
 
 def test_release_gives_everything_back(disk: Opener) -> None:
     q = disk(shards=2)

@@ -13,6 +13,8 @@ from strictq import HistoryRecord, InvalidArgument, Message, Queue
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill
 
+pytestmark = pytest.mark.one_shard("the records of a shard are in order")
+
 
 def ends(q: Queue) -> list[tuple[object, int, str, int]]:
     """(key, seq, outcome, attempts) of every record of the first shard."""

@@ -263,6 +263,7 @@ def test_a_task_that_was_started_before_writes_meanwhile(q: Queue) -> None:
     assert seqs(q.peek("other")) == [1]
 
 
+@pytest.mark.own_messages("a worker receives from every key")
 def test_a_worker_is_not_concerned(q: Queue) -> None:
     """Its handlers write through the queue as they like, and through the job together with the ack."""
     fill(q, "k", 3)

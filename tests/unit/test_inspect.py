@@ -123,6 +123,7 @@ def test_stats_count_each_message_once(q: Queue) -> None:
     assert s.depth == 9
 
 
+@pytest.mark.one_shard("the order of two lanes")
 def test_stats_ages(q: Queue, clock: FakeClock) -> None:
     q.send(b"", "k")
     clock.advance(7.0)
@@ -180,6 +181,7 @@ def test_stats_first_attempt_age_of_many_lanes(make: Opener, clock: FakeClock) -
     assert q.stats().first_attempt_age_seconds is None
 
 
+@pytest.mark.own_messages("totals of the queue")
 def test_stats_totals(make: Opener, clock: FakeClock) -> None:
     q = make(shards=2, max_attempts=None)
     q.send_many([Message(b"", key=n) for n in range(10)])

@@ -76,6 +76,8 @@ def test_nacked_message_blocks_no_other(make: Opener, clock: FakeClock, spread: 
     assert again.attempt == 2
 
 
+@pytest.mark.one_shard("lanes are forgotten shard by shard")
+@pytest.mark.own_messages("lanes of the queue")
 @pytest.mark.parametrize("together", [False, True])
 def test_nacked_again_and_again_it_blocks_no_other(make: Opener, clock: FakeClock, together: bool) -> None:
     q = make(keyless="random", keyless_lanes=1, max_attempts=None)
@@ -101,6 +103,8 @@ def test_nacked_again_and_again_it_blocks_no_other(make: Opener, clock: FakeCloc
     assert q.check() == []
 
 
+@pytest.mark.one_shard("the shard whose commit fails")
+@pytest.mark.own_messages("acks of the queue")
 @pytest.mark.parametrize("end", ["ack", "transaction", "ack_many"])
 @pytest.mark.parametrize("aside", ["delayed", "nacked"])
 def test_its_end_may_be_repeated_too(make: Opener, clock: FakeClock, aside: str, end: str) -> None:
@@ -130,6 +134,8 @@ def test_its_end_may_be_repeated_too(make: Opener, clock: FakeClock, aside: str,
     assert q.check() == []
 
 
+@pytest.mark.one_shard("lanes are forgotten shard by shard")
+@pytest.mark.own_messages("lanes of the queue")
 def test_lanes_that_ended_long_ago_do_not_pile_up(make: Opener, clock: FakeClock) -> None:
     q = make(keyless="random", keyless_lanes=1)
     for _ in range(50):

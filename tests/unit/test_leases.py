@@ -404,6 +404,7 @@ def test_a_holder_that_settles_as_it_goes_is_killed_by_the_first_message_that_is
     assert seqs(q.dead_letters()) == [20]
 
 
+@pytest.mark.own_messages("acks of the queue")
 def test_a_holder_that_settles_at_the_end_is_killed_by_any_of_its_messages(make: Opener, clock: FakeClock) -> None:
     q = make(max_attempts=2, lease_seconds=5.0)
     fill(q, "k", 6)
@@ -561,6 +562,7 @@ def test_more_gives_nothing_once_the_deadline_is_over(q: Queue, clock: FakeClock
     assert seqs(q.receive(10)) == [1]
 
 
+@pytest.mark.own_messages("acks of the queue")
 def test_a_message_that_is_resolved_is_not_resolved_again_under_a_live_token(q: Queue) -> None:
     fill(q, "k", 3)
     first, second, third = q.receive(3)

@@ -51,6 +51,7 @@ def agree(seen: Recorder, q: Queue) -> None:
             assert seen.counts[name, shard.shard] == getattr(shard, name), (name, shard.shard)
 
 
+@pytest.mark.own_messages("totals of the queue")
 def test_counts_are_those_of_stats_for_each_shard(make: Opener, clock: FakeClock) -> None:
     q = make(shards=3, lease_seconds=5.0, max_attempts=3)
     seen = Recorder()
@@ -73,6 +74,7 @@ def test_counts_are_those_of_stats_for_each_shard(make: Opener, clock: FakeClock
     agree(seen, q)
 
 
+@pytest.mark.own_messages("totals of the queue")
 def test_expired_and_dropped_are_counted(make: Opener, clock: FakeClock) -> None:
     q = make(max_attempts=1, on_poison="drop")
     seen = Recorder()
@@ -98,6 +100,7 @@ def test_dead_letters_are_counted_again_after_a_redrive(make: Opener) -> None:
     assert seen.total("dead_letters") == 2
 
 
+@pytest.mark.one_shard("one commit")
 def test_a_commit_is_counted_once_and_one_undone_never(make: Opener) -> None:
     q = make()
     seen = Recorder()

@@ -64,6 +64,7 @@ def test_keyless_dedup_survives_another_number_of_lanes(make: Opener) -> None:
     assert q.send(b"", dedup_id="zz3").duplicate
 
 
+@pytest.mark.own_messages("lanes of the queue")
 def test_idle_lanes_are_forgotten_also_under_send_many(make: Opener, clock: FakeClock) -> None:
     q = make(idle_lane_seconds=1.0, hot_lanes=False)
     for turn in range(20):
@@ -80,6 +81,7 @@ def test_a_known_dedup_id_is_answered_also_over_max_depth(q: Queue) -> None:
     assert q.send(b"", "k", dedup_id="a").duplicate
 
 
+@pytest.mark.own_messages("lanes of the queue")
 def test_purged_dead_letters_take_their_private_lane_with_them(make: Opener, clock: FakeClock) -> None:
     q = make(keyless="random", keyless_lanes=1)
     q.send(b"", delay=1.0)

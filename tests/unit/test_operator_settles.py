@@ -40,6 +40,7 @@ def outcomes(q: Queue) -> tuple[int, int, int]:
     return s.acks, s.rejected, s.depth
 
 
+@pytest.mark.own_messages("acks of the queue")
 @pytest.mark.parametrize("seq", [1, 2, 3])
 def test_a_held_message_is_settled_and_its_lease_ends(queue: Queue, verb: str, seq: int) -> None:
     q = queue
@@ -146,6 +147,7 @@ def test_a_transaction_of_the_holder_has_no_effect(queue: Queue, verb: str) -> N
     assert queue.peek("effects") == []
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_events_and_history(make: Opener, verb: str) -> None:
     events: list[Event] = []
     q = make(on_event=events.append, history="bodies")

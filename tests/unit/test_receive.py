@@ -64,6 +64,7 @@ def test_batch_is_filled_up_behind_expired_messages(q: Queue, clock: FakeClock) 
     assert labels(q.receive(10)) == [("b", n) for n in range(1, 11)]
 
 
+@pytest.mark.one_shard("the order of two lanes")
 def test_batch_is_filled_up_behind_a_lane_that_goes_out_one_by_one(q: Queue, clock: FakeClock) -> None:
     fill(q, "a", 5)
     q.receive(5, lease_seconds=5.0)
@@ -137,6 +138,7 @@ def test_wait_zero_finds_the_one_ready_lane_behind_many_blocked_ones(q: Queue) -
     assert labels(q.receive(1)) == [("ready", 1)]
 
 
+@pytest.mark.one_shard("the order of two lanes")
 def test_deep_lane_does_not_hide_another(q: Queue) -> None:
     q.send_many([Message(b"", key="deep")] * 3_000)
     q.send(b"", "other")
@@ -177,6 +179,7 @@ def test_first_hand_outs_ascend_over_batches(q: Queue) -> None:
     assert got == list(range(1, 26))
 
 
+@pytest.mark.one_shard("the number of the shard")
 def test_delivery_carries_its_lease(q: Queue, clock: FakeClock) -> None:
     fill(q, "k", 2)
     one, two = q.receive(lease_seconds=12.0)
@@ -261,6 +264,7 @@ def test_ack_first_loses_nothing_to_a_slow_commit(disk: Opener, clock: FakeClock
         ds[1].done()
 
 
+@pytest.mark.one_shard("the order of two lanes")
 def test_consume_with_ack_first_loses_nothing_to_who_leaves_the_loop(q: Queue) -> None:
     """What is leased ahead is resolved, and could not be given back: so nothing is."""
     fill(q, "a", 3)
@@ -375,6 +379,7 @@ def test_two_objects_never_hold_one_lane(disk: Opener) -> None:
     assert labels(second) == [("b", 1), ("b", 2)]
 
 
+@pytest.mark.own_messages("threads receive from every key")
 def test_concurrent_consumers_share_the_work_without_overlap(make: Opener) -> None:
     q = make(shards=2)
     q.send_many([Message(b"", key=n % 10) for n in range(200)])
@@ -400,6 +405,7 @@ def test_concurrent_consumers_share_the_work_without_overlap(make: Opener) -> No
         assert mine == sorted(mine)
 
 
+@pytest.mark.own_messages("receives of the queue")
 def test_a_second_of_waiting_counts_as_an_empty_receive(make: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     q = make(shards=2)
     time = SimpleNamespace(now=0.0)

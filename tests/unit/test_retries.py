@@ -140,6 +140,7 @@ def test_poison_ignores_the_retry_delay_for_what_follows(make: Opener) -> None:
     assert seqs(q.receive()) == [2]
 
 
+@pytest.mark.one_shard("the order of two lanes")
 def test_poison_holds_the_lane_until_an_operator_comes(make: Opener, clock: FakeClock) -> None:
     q = make(max_attempts=2, on_poison="hold")
     fill(q, "k", 2)

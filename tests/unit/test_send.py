@@ -30,6 +30,7 @@ def test_receipt_names_the_message(q: Queue) -> None:
     assert (r.key, r.seq, r.id, r.duplicate) == (d.key, d.seq, d.id, False)
 
 
+@pytest.mark.one_shard("ids ascend within a shard")
 def test_ids_ascend_with_arrival(q: Queue) -> None:
     ids = [q.send(b"", key).id for key in ("a", "b", "c", "a")]
     assert ids == sorted(set(ids))

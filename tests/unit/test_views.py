@@ -96,6 +96,7 @@ def test_bodies(q: Queue, body: bytes, expected: dict[str, Any]) -> None:
     assert through_json(dead).items() >= {**expected, "reason": "no", "kind": "rejected"}.items()
 
 
+@pytest.mark.one_shard("the history of the first shard")
 def test_a_body_that_was_not_kept(make: Opener) -> None:
     q = make(history="records")
     q.send(b"x", "k")
@@ -114,6 +115,7 @@ def test_reports_in_reports(make: Opener) -> None:
     assert values["breakers"] == []
 
 
+@pytest.mark.own_messages("a worker receives from every key")
 def test_a_workers(q: Queue) -> None:
     q.send(b"", key=b"k")
     events: list[WorkerEvent] = []
@@ -123,6 +125,7 @@ def test_a_workers(q: Queue) -> None:
     assert through_json(worker.stats())["acked"] == 1
 
 
+@pytest.mark.one_shard("the number of the shard")
 def test_an_observer_can_write_each_event(q: Queue) -> None:
     written: list[dict[str, Any]] = []
 
