@@ -282,6 +282,23 @@ def _others(read: Read) -> list[Key]:
     return [key for stored in read.lanes if (key := decode_key(stored)) is not None and key not in ("again", "once")]
 
 
+def test_tables_that_stay_as_they_are(place: Path) -> None:
+    path = format_2.unpacked("app", place / "made")
+    with closing(OldShard(shard_file(path), 0)) as shard:
+        tables = shard.kept_tables()
+        assert {"outbox", "history", "applied", "handout", "app_blob", "app_done"} < set(tables)
+        found = {table: sorted(shard.kept(table)) for table in tables}
+    assert found == {table: sorted(tamper(shard_file(path), f"SELECT * FROM {table}")) for table in tables}
+    assert [len(found[table]) for table in ("applied", "app_blob", "app_done")] == [3, 8, 8]
+
+
+def test_ids_of_the_whole_queue(place: Path) -> None:
+    path = format_2.unpacked("dedup_queue", place / "made")
+    with closing(OldShard(shard_file(path), 0)) as shard:
+        found = {(d.dedup_id, d.key, d.seq) for d in shard.dedup()}
+    assert {("id-1", b"sk1", 1), ("id-1", b"sk1", None)} < found
+
+
 def test_parts_are_bounded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("backlog_hot", "backlog_cold", "dead", "dedup", "app"):
         path = format_2.unpacked(kind, place / kind)
