@@ -29,6 +29,7 @@ from strictq._store.migrating.reader import OldShard
 from strictq._store.migrating.values import OldFailure, OldLane, OldLease, OldMessage, OldResolution
 from strictq.testing import FakeClock
 from tests.store import test_folds
+from tests.store.test_folds import FAST, SLOW
 from tests.support import format_1, format_2
 from tests.support.format_2 import Facts, brief, key_of, label, shown
 from tests.support.hot import cut_to, narrow
@@ -558,17 +559,49 @@ class FoldWalk(test_folds.Walk):
 
     def run_alone(self) -> None:
         acts = [self.send, self.receive, self.ack, self.churn, self.release, self.extend, self.start, self.repeat]
-        acts += self.random.choices(acts, k=8)
+        acts += [*self.random.choices(acts, k=8), self.one_only]
         seen = 0
         for n in range(2 * STEPS):
             self.random.choice(acts)(self.random.randrange(2))
             self.clock.advance(0.001)
             before, seen = seen, cut_to(self.queues[0])
             if n % COMPARED_EVERY == 0 or seen != before:
-                q = self.queues[self.random.randrange(2)]
-                read = Read(Path(q.path), self.clock.wall())
-                require_equal(read, format_2.reported(q, self.lanes))
-                shard_of(q).run(bound(require_memory, read))
+                self.look()
+
+    def look(self) -> None:
+        """Compare what is read with what a queue object reports and knows."""
+        q = self.queues[self.random.randrange(2)]
+        read = Read(Path(q.path), self.clock.wall())
+        require_equal(read, format_2.reported(q, self.lanes))
+        shard_of(q).run(bound(require_memory, read))
+
+    def one_only(self, who: int) -> None:
+        """Release a lease of two messages, and ack the first one under another lease, so that it alone is deleted."""
+        key = self.random.choice(SLOW)
+        q, lane = self.queues[who], self.lanes[key]
+        if lane.waiting:
+            return
+        self.send(who, [key])
+        while len(lane.waiting) < 2:
+            self.pass_by(q, who)
+            self.send(who, [key])
+        q.receive(len(lane.waiting), keys=[key])[0].lease.release()
+        (d,) = q.receive(1, keys=[key])
+        d.ack()
+        del lane.waiting[d.seq]
+        self.acked = []
+        for _ in range(5):
+            self.pass_by(q, who)
+            self.look()
+
+    def pass_by(self, q: Queue, who: int) -> None:
+        """Pass messages of other keys through the queue."""
+        self.send(who, FAST)
+        some = q.receive(100, keys=FAST)
+        q.ack_many(some)
+        self.acked = []  # its lanes may have later resolutions now
+        for d in some:
+            del self.lanes[str(d.key)].waiting[d.seq]
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
