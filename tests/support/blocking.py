@@ -18,11 +18,10 @@ async def _finish(call: Callable[..., Any], args: tuple[Any, ...], options: dict
     return await result if inspect.isawaitable(result) else result
 
 
-def bare(value: Any) -> Any:
-    """Return an object of the awaited interface, or a list of them, without its proxy."""
+def _bare(value: Any) -> Any:
     if isinstance(value, Blocking):
         return object.__getattribute__(value, "_target")
-    return [bare(item) for item in value] if isinstance(value, list | LazyList) else value
+    return [_bare(item) for item in value] if isinstance(value, list | LazyList) else value
 
 
 class Blocking:
@@ -58,8 +57,8 @@ class Blocking:
 
     def _verb(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def blocking(*args: Any, **options: Any) -> Any:
-            targets = tuple(bare(arg) for arg in args)
-            return self._dressed(self._portal.call(_finish, call, targets, options))
+            bare = tuple(_bare(arg) for arg in args)
+            return self._dressed(self._portal.call(_finish, call, bare, options))
 
         return blocking
 
