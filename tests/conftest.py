@@ -41,9 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
     timekeeping.install(config)
 
 
+def has_second_process(item: pytest.Item) -> bool:
+    """Return whether a test runs on a kind of queue to which a second process writes."""
+    kind = item.callspec.params.get("make") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return isinstance(kind, Kind) and kind.second_process
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark what the quick run leaves out, and begin with the modules that take long."""
+    items[:] = [item for item in items if not (item.get_closest_marker("no_second_process") and has_second_process(item))]
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here)
@@ -118,6 +125,7 @@ def make(
       have one shard.
     - `own_messages`: the test counts messages of the whole queue, or receives in another thread. The second process sends none,
       and writes to a table of its own.
+    - `no_second_process`: what the test asserts does not depend on shards, and it has many cases. It runs on the other kinds.
     """
     kind: Kind = request.param
     if request.node.get_closest_marker("one_shard") is not None:

@@ -27,7 +27,7 @@ from strictq.testing import FakeClock
 from tests.support.hot import narrow
 from tests.support.internals import store_of
 
-RARER = 6
+RARER = 4
 """Each of a queue object's first calls, this many, finds new writes. Later ones find them less and less often."""
 LEASE_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +164,7 @@ def _receive(q: Queue, keys: Sequence[str]) -> list[Delivery]:
 
 
 Writes = tuple[Callable[[Queue, Sequence[str]], None], ...]
-WRITES: Writes = (_life, _hold, _life, _transact, _life, _retry)
+WRITES: Writes = (_life, _hold, _life, _life, _transact, _life, _life, _retry)
 WRITES_IF_FULL: Writes = (_transact, _hold)
 """Those that a queue with max_depth accepts, however full it is."""
 WRITES_WITHOUT_MESSAGES: Writes = (_write_rows,)

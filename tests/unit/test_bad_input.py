@@ -22,6 +22,8 @@ from strictq.testing import FakeClock
 from tests.support.injection import fold, maintain, restamp
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
 
+pytestmark = pytest.mark.no_second_process("the arguments are refused before a shard is used")
+
 NAN, INF = float("nan"), float("inf")
 BAD_SECONDS: list[object] = [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, True, "5", b"5", [1], 1j]
 

@@ -79,6 +79,7 @@ def test_a_value_is_sent_as_json_from_another_process(q: Queue) -> None:
     assert second.body == b"changed later"
 
 
+@pytest.mark.no_second_process("the arguments are refused before a shard is used")
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), b"x"], ids=["object", "set", "nan", "bytes"])
 def test_what_json_cannot_write_is_refused(q: Queue, verb: Callable[[Queue, str], Send], value: object) -> None:
     with pytest.raises(InvalidArgument, match="cannot be written as JSON"):
@@ -131,6 +132,7 @@ def test_a_message_is_sent_as_it_is(q: Queue, verb: Callable[[Queue, str], Send]
     assert (d.body, d.headers, d.size_hint) == (b"x", {"h": "1"}, 3.0)
 
 
+@pytest.mark.no_second_process("the arguments are refused before a shard is used")
 def test_a_message_and_other_arguments_are_refused(q: Queue, verb: Callable[[Queue, str], Send]) -> None:
     for options in ({"key": "k"}, {"delay": 1.0}, {"dedup_id": "x"}, {"headers": {}}):
         with pytest.raises(InvalidArgument, match="takes no other arguments") as e:
@@ -226,6 +228,7 @@ def test_a_transaction_that_takes_long_does_not_delay_it(make: Opener, clock: Fa
     assert len(q.receive()) == 1
 
 
+@pytest.mark.no_second_process("the arguments are refused before a shard is used")
 def test_naive_datetimes_and_other_things_are_refused(q: Queue, clock: FakeClock, verb: Callable[[Queue, str], Send]) -> None:
     for bad in (datetime(2030, 1, 1), clock.wall() / 1e6, "2030-01-01T00:00:00Z", now(clock).date()):
         with pytest.raises(InvalidArgument) as e:
@@ -241,6 +244,7 @@ def test_a_time_beyond_ten_years_is_refused(q: Queue) -> None:
     assert q.stats().depth == 0
 
 
+@pytest.mark.no_second_process("the arguments are refused before a shard is used")
 def test_a_time_and_a_delay_are_refused(q: Queue, clock: FakeClock, verb: Callable[[Queue, str], Send]) -> None:
     with pytest.raises(InvalidArgument, match="not both"):
         verb(q, "send")(b"x", "k", at=now(clock), delay=1.0)

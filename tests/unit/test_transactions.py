@@ -293,6 +293,7 @@ FORBIDDEN = [
 ]
 
 
+@pytest.mark.no_second_process("the SQL is refused whatever the shard has")
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_forbidden_sql_undoes_the_whole_transaction(ledger: Queue, sql: str) -> None:
     d = take(ledger)
@@ -304,6 +305,7 @@ def test_forbidden_sql_undoes_the_whole_transaction(ledger: Queue, sql: str) -> 
     assert unharmed(ledger, d)
 
 
+@pytest.mark.no_second_process("the SQL is refused whatever the shard has")
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_forbidden_sql_that_the_program_swallows_does_no_harm(ledger: Queue, sql: str) -> None:
     d = take(ledger)
