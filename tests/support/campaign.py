@@ -64,6 +64,8 @@ class Campaign:
     expected: set[str] = attrs.Factory(EXPECTED.copy)
     witnessed: bool = False
     """Whether another process opens a copy of the queue after each fold."""
+    window: int = 200
+    """The number of rows of a shard's logs after which workers fold them."""
     _started: int = 0
 
     @property
@@ -92,6 +94,7 @@ class Campaign:
             "threads": self.threads,
             "durability": self.durability,
             "lease": self.lease,
+            "window": self.window,
         }
         if self.witnessed:
             arguments["witness"] = self.directory

@@ -36,6 +36,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 UNCONFIRMED = {"NotConfirmed", "TargetUnavailable", "Fenced"}
 ANSWERS = 40
 """So many calls of each worker succeed before the next disturbance."""
+FOLD_ROWS = 24
+"""A primary is killed before it has seen many messages, so that it folds early."""
 STEPS = ("asked", "voted", "told", "fenced", "applied", "finished", "promoted")
 
 PROMOTER = """
@@ -311,7 +313,7 @@ def cut_histories(directory: Path, at: int) -> list[Event]:
 
 def fail_over(directory: Path, *, seed: int, kind: Kind, times: int, **options: Any) -> tuple[FailoverCampaign, list[Event]]:
     """A campaign with so many fail-overs, and its history, which the checker found right."""
-    campaign = FailoverCampaign(directory, seed=seed, kind=kind, **options)
+    campaign = FailoverCampaign(directory, seed=seed, kind=kind, window=FOLD_ROWS, **options)
     try:
         campaign.begin()
         for n in range(times):

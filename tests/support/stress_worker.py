@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--durability", default=None)
     parser.add_argument("--lease", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=None, help="stop by itself after so many a thread")
+    parser.add_argument("--window", type=int, default=200, help="fold the logs after so many rows")
     parser.add_argument("--witness", type=Path, default=None, help="where another process opens a copy after each fold")
     options = parser.parse_args()
 
@@ -202,7 +203,7 @@ def main() -> None:
     recorder = Recorder(options.history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        stack.enter_context(narrow(200, step=20, events=1_000))
+        stack.enter_context(narrow(options.window, step=min(20, options.window // 4), events=5 * options.window))
         queue = stack.enter_context(strictq.open(options.queue, durability=options.durability, create=False))
         watch: Callable[[strictq.Queue], object] = Folds().watch
         if options.witness:
