@@ -36,6 +36,8 @@ AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
 LOOKS = ("tests/store/test_looks.py",)
 MIGRATING = ("tests/store/test_migrating.py",)
+WALK = ("tests/store/test_lane_walk.py",)
+SHARD_FILE = ("tests/store/test_shard_file.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -2026,6 +2028,57 @@ MUTATIONS = [
         "            files.replace_durably(",
         "            files.replace(",
         "tests/power/test_votes.py",
+    ),
+    _store(
+        "one lane: an entry that a lane's row includes has no effect",
+        "onelane/loading.py",
+        "            if lane.lsn < entry[0]:",
+        "            if True:",
+        *WALK,
+    ),
+    _store(
+        "one lane: a memory that lacks cut rows begins anew",
+        "onelane/shard_file.py",
+        "        if len(entries) != seen - memory.seen or",
+        "        if False and",
+        *WALK,
+        *SHARD_FILE,
+    ),
+    _store(
+        "one lane: an entry stays until the rows of its messages may be deleted",
+        "lane/memory.py",
+        "        return min(limit, next((position for position, _ in self.gone if position > to), limit))",
+        "        return limit",
+        *WALK,
+    ),
+    _store(
+        "one lane: a memory that is behind does not refuse",
+        "onelane/shard_file.py",
+        "            except (LeaseLost, NeedsTransactionError):",
+        "            except NeedsTransactionError:",
+        *WALK,
+        *SHARD_FILE,
+    ),
+    _store(
+        "one lane: nothing lists a lane that a plan has taken",
+        "lane/live_lane.py",
+        "        if self.listed != TAKEN:",
+        "        if True:",
+        *WALK,
+    ),
+    _store(
+        "one lane: an evicted lane is found at rest",
+        "lane/order.py",
+        '        self.after = min(self.after, (value, b""))',
+        "        pass",
+        *WALK,
+    ),
+    Mutation(
+        "one lane: a single statement writes nothing if another process wrote",
+        "strictq/_sql/lane_log.sql",
+        "WHERE (SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4;",
+        "WHERE ?4 IS NOT NULL;",
+        (*WALK, *SHARD_FILE),
     ),
 ]
 

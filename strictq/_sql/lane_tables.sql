@@ -163,3 +163,52 @@ INSERT INTO gone VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bits = ?2;
 -- name: drop_gone
 -- gone: a bucket whose messages were deleted. Takes its number.
 DELETE FROM gone WHERE bucket = ?;
+
+-- name: bury
+-- dead: a message that became a dead letter. Takes every column.
+INSERT INTO dead VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: dead_of
+-- dead: the dead letters of a lane, in the order of their seqs. Takes its key, and how many. Index: primary key.
+SELECT id, seq FROM dead WHERE key = ? ORDER BY id LIMIT ?;
+
+-- name: unbury
+-- dead: a dead letter that is redriven or purged. Takes key and arrival number. Index: primary key.
+DELETE FROM dead WHERE key = ? AND id = ?;
+
+-- name: add_dedup
+-- dedup: remember a dedup id, unless it is remembered and its window has not ended. Takes every column, and the time.
+INSERT INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT DO UPDATE SET seq = ?3, id = ?4, until = ?5 WHERE until <= ?6;
+
+-- name: dedup_seq
+-- dedup: the seq of the message with a dedup id. Takes key and id. Index: primary key.
+SELECT seq FROM dedup WHERE key = ? AND dedup_id = ?;
+
+-- name: old_dedups
+-- dedup: some ids whose windows have ended. Takes the time, and how many. Index: dedup_until.
+SELECT key, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT ?;
+
+-- name: drop_dedup
+-- dedup: one of them. Takes key and id. Index: primary key.
+DELETE FROM dedup WHERE key = ? AND dedup_id = ?;
+
+-- name: must_keep
+-- forgetting: whether a lane has a dead letter or a dedup id. Takes its key. Indexes: primary keys.
+SELECT EXISTS (SELECT 1 FROM dead WHERE key = ?1) OR EXISTS (SELECT 1 FROM dedup WHERE key = ?1);
+
+-- name: drop_lane
+-- forgetting: the row of a lane. Takes its key. Index: primary key.
+DELETE FROM lane WHERE key = ?;
+
+-- name: some_lanes
+-- checking: rows of lanes, in the order of keys. Takes the last key that was read, and how many. Index: primary key.
+SELECT key FROM lane WHERE key > ? ORDER BY key LIMIT ?;
+
+-- name: some_messages
+-- checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
+SELECT id, key, seq FROM message WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: is_dead
+-- checking: whether a message is a dead letter. Takes key and arrival number. Index: primary key.
+SELECT 1 FROM dead WHERE key = ? AND id = ?;

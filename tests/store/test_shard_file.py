@@ -185,16 +185,46 @@ def test_a_repeated_ack_is_recognised_also_after_a_fold(opened: Opened) -> None:
 def test_arrival_numbers_and_seqs_never_restart(opened: Opened) -> None:
     shard = opened.open(SMALL)
     seqs = []
-    for _ in range(100):
+    for _ in range(300):
         seqs.append(shard.send(NewMessage(KEY, b"")))
         token, groups = claim(shard)
         shard.ack(token, groups)
-    assert seqs == list(range(1, 101))
+    assert seqs == list(range(1, 301))
     ((rows, newest),) = opened.run("SELECT count(*), max(id) FROM message WHERE id > 0")
-    assert newest == 100
-    assert rows < 64
+    assert newest == 300
+    assert rows < 150
     ((first, last),) = opened.run("SELECT min(id), max(id) FROM journal")
     assert last - first < 60 < last
+
+
+def test_a_check_finds_nothing_wrong_in_a_sound_file(opened: Opened) -> None:
+    assert checked(opened).check() == []
+
+
+@pytest.mark.parametrize("damage", [
+    ("DELETE FROM message WHERE id = 3", "message 3 of lane b'sa' has no row 3 in `message`"),
+    ("UPDATE message SET seq = 7 WHERE id = 3", "message 3 of lane b'sa' has no row 3 in `message`"),
+    ("DELETE FROM dead", "row 1 of `message`, seq 1 of lane b'sa', is in 0 of"),
+    ("DELETE FROM gone", "row 2 of `message`, seq 2 of lane b'sa', is in 0 of"),
+    ("UPDATE gone SET bits = x'0e000000000000000000000000000000' WHERE bucket = 0", "seq 3 of lane b'sa', is in 2 of"),
+    ("UPDATE mark SET pending = pending + 1", "messages are unresolved, and the totals say"),
+])  # fmt: skip
+def test_a_check_finds_seeded_damage(opened: Opened, damage: tuple[str, str]) -> None:
+    shard = checked(opened)
+    opened.run(damage[0])
+    assert any(damage[1] in problem for problem in shard.check()), shard.check()
+
+
+def checked(opened: Opened) -> ShardFile:
+    """Return a shard that has one dead, one resolved and several unresolved messages, all at rest."""
+    shard = opened.open(SMALL)
+    send(shard, 6)
+    token, _ = claim(shard)
+    shard.reject(token, [(KEY, [1])], "bad")
+    shard.ack(token, [(KEY, [2])])
+    for n in range(24):
+        send(shard, 1, b"sb%d" % n)
+    return shard
 
 
 def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> None:

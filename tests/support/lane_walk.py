@@ -23,7 +23,7 @@ import apsw
 
 from strictq import LeaseLost
 from strictq._store.commit import connection
-from strictq._store.lane.entries import LaneHolder
+from strictq._store.lane.entries import LaneHolder, encode_keys
 from strictq._store.lane.memory import StoreLimits
 from strictq._store.onelane.claiming import ClaimRequest
 from strictq._store.onelane.shard_file import NewMessage, ShardFile
@@ -31,6 +31,7 @@ from tests.support import naive_lanes as naive
 
 SECOND = 1_000_000
 INTERRUPTED = 0.08
+DEDUP_WINDOW = 3 * SECOND
 NEWEST = "SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM message)"
 
 
@@ -46,7 +47,8 @@ def new_file(path: Path) -> None:
 
 
 def open_shard(path: Path, limits: StoreLimits, now: Callable[[], int]) -> ShardFile:
-    return ShardFile(connection.connect(str(path), durability="process"), 0, now, limits=limits)
+    db = connection.connect(str(path), durability="process")
+    return ShardFile(db, 0, now, limits=limits, dedup_window=DEDUP_WINDOW)
 
 
 class Held:
@@ -78,6 +80,8 @@ class Walk:
         self.model = naive.NaiveShard()
         self.bodies: dict[int, bytes] = {}
         self.leases: list[Held] = []
+        self.firsts: list[tuple[int, list[bytes]]] = []
+        self.dedups: dict[tuple[bytes, str], tuple[int, int]] = {}
         self.done: Counter[str] = Counter()
         self.log: list[str] = []
 
@@ -136,12 +140,22 @@ class Walk:
                 self.check_live(opener)
 
     asked: list[Any] | None = None
-    """The rows that an interrupted step may have appended; None: no row."""
+    """The rows that an interrupted step may have appended; None: no row. A name: those that `whole` describes."""
 
     @staticmethod
     def whole(new: list[Any], asked: list[Any]) -> bool:
-        """Return whether these are all rows of a step. It may be unknown which messages a claim takes."""
-        return new == asked or (asked == [("claim",)] and [row[0] for row in new][-1] == naive.CLAIM)
+        """Return whether these are all rows of a step. What it takes may be the store's choice."""
+        if asked == ["claim"]:
+            return bool(new[-1][0] == naive.CLAIM)
+        if asked == ["claim_first"]:
+            return bool(new[-1][0] == naive.ACK_FIRST and new[-2] == (naive.CLAIM, new[-1][1]))
+        if asked == ["more"]:
+            return [row[0] for row in new] == [naive.MORE]
+        if asked == ["forget"]:
+            return [row[0] for row in new] == [naive.FORGET]
+        if asked[0] == "purge":
+            return {i for row in new if row[0] == naive.PURGE for i in row[1]} == asked[1]
+        return new == asked
 
     def interrupting(self, shard: ShardFile, wanted: bool) -> Interruption:
         return Interruption(shard, self.random if wanted else None)
@@ -166,7 +180,7 @@ class Walk:
             while messages and messages[0][0] <= entry[3]:
                 self.arrive(messages.pop(0), found)
             model.apply(entry)
-            if entry[1] not in (naive.FOLD, naive.NOTE):
+            if entry[1] not in (naive.FOLD, naive.NOTE, naive.VOID):
                 found.append((entry[1], self.named(entry)))
         for message in messages:
             self.arrive(message, found)
@@ -187,6 +201,9 @@ class Walk:
         """A memory that is built anew equals the model."""
         fresh = ShardFile(self.reader, 0, lambda: self.now, limits=self.random.choice(self.limits))
         self.compare(fresh, "fresh")
+        if self.random.random() < 0.05:
+            problems = fresh.check()
+            assert not problems, problems
 
     def check_live(self, shard: ShardFile) -> None:
         self.compare(shard, "live")
@@ -230,7 +247,7 @@ class Walk:
         holder = LaneHolder("c", r.random() < 0.5, r.random() < 0.3)
         dead_letters = r.random() < 0.5
         request = ClaimRequest(room, per_key, keys, r.random() < 0.7, dead_letters)
-        self.asked = [("claim",)]
+        self.asked = ["claim"]
         # What could be claimed. A suspect is delivered alone, and a redriven message not together with later ones.
         could = {key: lane.ready(self.now) for key, lane in self.model.lanes.items() if keys is None or key in keys}
         claimed = shard.claim(request, lease, holder)
@@ -258,7 +275,7 @@ class Walk:
         """Return what `read_log` will return, for steps whose rows the store chooses."""
         run: Any = self.reader.execute
         entries = run("SELECT * FROM journal WHERE id > ? ORDER BY id", (self.model.seen,)).fetchall()
-        return [(entry[1], self.named(entry)) for entry in entries if entry[1] not in (naive.FOLD, naive.NOTE)]
+        return [(entry[1], self.named(entry)) for entry in entries if entry[1] not in (naive.FOLD, naive.NOTE, naive.VOID)]
 
     def settle(
         self, kind: int, call: Callable[[int, list[tuple[bytes, list[int]]]], object], *, one: bool = True
@@ -328,7 +345,7 @@ class Walk:
         return self.settle(naive.EXTEND, lambda token, settled: shard.extend(token, settled, seconds))
 
     def step_more(self, shard: ShardFile) -> list[Any] | None:
-        self.asked = [("more",)]
+        self.asked = ["more"]
         if not self.leases:
             return []
         held = self.random.choice(self.leases)
@@ -365,6 +382,120 @@ class Walk:
         self.now += self.random.choice((1, SECOND // 3, SECOND, 5 * SECOND))
         return []
 
+    # ---- operators' steps
+
+    def on_key(self, kind: int, key: bytes) -> list[Any]:
+        self.asked = [(kind, encode_keys([key]))]
+        return self.asked
+
+    def step_hold(self, shard: ShardFile) -> list[Any]:
+        key = self.random.choice(self.keys)
+        asked = self.on_key(naive.HOLD, key)
+        shard.hold(key, "for a while")
+        return asked
+
+    def step_release_hold(self, shard: ShardFile) -> list[Any]:
+        key = self.random.choice(self.keys)
+        asked = self.on_key(naive.RELEASE_HOLD, key)
+        shard.release_hold(key)
+        return asked
+
+    def step_reject(self, shard: ShardFile) -> list[Any] | None:
+        return self.settle(naive.REJECT, lambda token, settled: shard.reject(token, settled, "bad"), one=False)
+
+    def step_drop(self, shard: ShardFile) -> list[Any] | None:
+        return self.settle(naive.DROP, shard.drop, one=False)
+
+    def dead_of(self, key: bytes) -> list[int]:
+        return sorted(i for i, message in self.model.dead.items() if message.key == key)
+
+    def step_redrive(self, shard: ShardFile) -> list[Any]:
+        key, most = self.random.choice(self.keys), self.random.choice((1, 3, 100))
+        ids = self.dead_of(key)[:most]
+        self.asked = [(naive.REDRIVE, ids)] if ids else []
+        assert shard.redrive(key, most) == len(ids)
+        return self.asked
+
+    def step_purge_dead(self, shard: ShardFile) -> list[Any]:
+        key = self.random.choice(self.keys)
+        ids = self.dead_of(key)
+        self.asked = [(naive.PURGE, ids)] if ids else []
+        assert shard.purge_dead(key) == len(ids)
+        return self.asked
+
+    def step_purge(self, shard: ShardFile) -> list[Any]:
+        key = self.random.choice(self.keys)
+        lane = self.model.lanes.get(key, naive.NaiveLane(key))
+        ids = {m.id for m in [*lane.messages, *lane.waiting]}
+        self.asked = ["purge", ids]
+        assert shard.purge(key) == len(ids)
+        new = self.peek_log()
+        assert self.whole(new, self.asked), (new, ids)
+        return new
+
+    def step_claim_first(self, shard: ShardFile) -> list[Any]:
+        self.asked = ["claim_first"]
+        claimed = shard.claim_first(ClaimRequest(self.random.choice((1, 4)), self.random.choice((None, 1))), SECOND)
+        new = self.peek_log()
+        if claimed.groups:
+            assert self.whole(new, self.asked), new
+            assert [row[0] for row in claimed.rows] == new[-1][1]
+            self.firsts.append((claimed.token, [key for key, _ in claimed.groups]))
+        return new
+
+    def step_finish(self, shard: ShardFile) -> list[Any]:
+        self.asked = []
+        if not self.firsts:
+            return []
+        token, keys = self.firsts.pop(self.random.randrange(len(self.firsts)))
+        lanes = [self.model.lanes.get(key) for key in keys]
+        valid = all(lane is not None and lane.lease is not None and lane.lease.token == token for lane in lanes)
+        self.asked = [(naive.RELEASE, encode_keys(keys))] if valid else []
+        try:
+            shard.finish(token, keys)
+        except LeaseLost:
+            assert not valid
+            return []
+        assert valid
+        return self.asked
+
+    def step_forget(self, shard: ShardFile) -> list[Any]:
+        self.asked = ["forget"]
+        forgotten = shard.forget(self.random.sample(self.keys, 2))
+        for key in forgotten:
+            assert not any(of == key and until > self.now for (of, _), (_, until) in self.dedups.items())
+        return [(naive.FORGET, encode_keys(forgotten))] if forgotten else []
+
+    def step_dedup(self, shard: ShardFile) -> list[Any]:
+        r, known, tails = self.random, dict(self.dedups), {key: lane.tail for key, lane in self.model.lanes.items()}
+        messages, seqs, self.asked = [], [], []
+        for _ in range(r.choice((1, 1, 3))):
+            key, dedup_id = r.choice(self.keys), r.choice("ab")
+            messages.append(NewMessage(key, b"", dedup_id=dedup_id))
+            seq, until = known.get((key, dedup_id), (0, 0))
+            if until <= self.now:
+                seq = (tails.get(key, 0) or self.model.floor) + 1
+                tails[key] = seq
+                known[key, dedup_id] = seq, self.now + DEDUP_WINDOW
+                self.asked.append(key)
+            seqs.append(seq)
+        try:
+            assert shard.send_many(messages) == seqs
+        finally:
+            if self.asked and self.reader.execute("SELECT max(id) FROM message").get > self.model.top:
+                self.dedups = known
+        return self.asked
+
+    def step_note(self, shard: ShardFile) -> list[Any]:
+        self.asked = None
+        shard.note()
+        return []
+
+    def step_void(self, shard: ShardFile) -> list[Any]:
+        self.asked = None
+        shard.void()
+        return []
+
     # ---- the end
 
     def drain(self) -> None:
@@ -386,6 +517,8 @@ class Walk:
         assert not left, left
         for opener in self.openers:
             self.check_live(opener)
+            problems = opener.check()
+            assert not problems, problems
         self.check_rows()
 
     def check_rows(self) -> None:
@@ -440,7 +573,8 @@ class Interruption:
 
 STEPS = {
     "send": 35, "claim": 30, "ack": 22, "release": 3, "nack": 5, "defer": 2, "start": 2, "uncharge": 1, "extend": 2, "more": 3,
-    "look": 3, "reopen": 3, "wait": 6,
+    "look": 3, "reopen": 3, "wait": 6, "hold": 1, "release_hold": 2, "reject": 3, "drop": 1, "redrive": 3, "purge": 1,
+    "purge_dead": 1, "claim_first": 2, "finish": 1, "forget": 2, "dedup": 3, "note": 1, "void": 1,
 }  # fmt: skip
 """The kinds of steps, and how often each is taken."""
 

@@ -303,7 +303,8 @@ class NaiveShard:
             for m in [*lane.messages, *lane.waiting]:
                 m.starts, m.crashes, m.until = 0, 0, None
         elif kind == FORGET:
-            require(not lane.messages and not lease, "only empty lanes are forgotten")
+            require(not lane.messages and not lease and not lane.hold, "only empty lanes are forgotten")
+            require(not any(m.key == lane.key for m in self.dead.values()), "lanes with dead letters are not forgotten")
             require(token >= lane.tail, "the floor is above a forgotten lane")
             self.floor = max(self.floor, token)
             del self.lanes[lane.key]

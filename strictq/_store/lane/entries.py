@@ -95,6 +95,20 @@ class LaneHolder(NamedTuple):
         return cls(text[1:], bool(flags & 1), bool(flags & 2))
 
 
+def is_charged(holder: str | None) -> bool:
+    """Return whether a single message in the lease of this holder counts as started.
+
+    Raises:
+        ValueError: the text has no flags.
+    """
+    flags = holder[:1] if holder else ""
+    if flags in ("1", "3"):
+        return True
+    if flags in ("0", "2"):
+        return False
+    raise ValueError(f"no holder: {holder!r}")
+
+
 def pack(ids: Iterable[int]) -> bytes:
     """Return numbers as 8 bytes each, little-endian."""
     numbers = array("q", ids)

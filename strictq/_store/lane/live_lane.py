@@ -473,7 +473,7 @@ class LiveLane:
         if done is None:
             return None
         token, kind, low, high, left_out = done
-        return f"[{token},{kind},{low},{high},{list(left_out)}]"
+        return f"[{token},{kind},{low},{high},{list(left_out) if left_out else '[]'}]"
 
     def fill_holes(self) -> None:
         """Mark the resolved and the redriven messages among ids that were read from its row."""

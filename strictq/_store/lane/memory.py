@@ -19,7 +19,7 @@ import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
 from . import entries as kinds
-from .entries import HOLDER, TOKEN_BITS, Entry, LaneHolder
+from .entries import HOLDER, TOKEN_BITS, Entry
 from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
 from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
 
@@ -200,8 +200,8 @@ class ShardMemory:
             lane.done = parse_done(row.done)
             lane.fill_holes()
             if delayed:
-                rare = lane.with_rare_state()
-                rare.delayed = max(rare.delayed, delayed)
+                state = lane.with_rare_state()
+                state.delayed = max(state.delayed, delayed)
             if row.token is not None:
                 at, low, holder = lease_of_row(row)
                 grant = Grant(row.token, row.deadline or 0, at, holder, [lane])
@@ -210,8 +210,9 @@ class ShardMemory:
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise StoreCorrupt(f"the row of lane {row.key!r} is invalid: {e}", shard=self.shard, cause=e) from e
         if lane.grant is None:
-            if lane.rare is not None and lane.ids:
-                lane.rare.dues[lane.ids[0]] = lane.due
+            rare = lane.rare
+            if rare is not None and lane.ids and not (rare.hold or rare.front or lane.ids[0] in rare.tried):
+                rare.dues[lane.ids[0]] = lane.due
             self.place(lane, row.position or 0)
         return lane
 
@@ -382,7 +383,7 @@ class ShardMemory:
     def _claimed(self, entry: Entry, groups: Sequence[Group]) -> None:
         id_, _, at, top, token, deadline, holder, data = entry
         grant = Grant(token, deadline, at, holder or "", [lane for lane, _ in groups])
-        charged, position, dirty = LaneHolder.decode(holder).charged, id_ + top, self.dirty
+        charged, position, dirty = kinds.is_charged(holder), id_ + top, self.dirty
         for lane, ids in groups:
             if lane.grant is not None:
                 raise ValueError(f"lane {lane.key!r} is leased twice")
@@ -425,6 +426,7 @@ class ShardMemory:
             if lane.key not in dirty:
                 dirty[lane.key] = position
             grant = lane.grant
+            leased = lane.held or (lane.rare is not None and lane.rare.front_held)
             if token:
                 n = len(ids)
                 if lane.ids is not None and lane.ids[:n] == ids:
@@ -434,13 +436,14 @@ class ShardMemory:
             removed += lane.resolve(ids)
             if grant is None:
                 self.place(lane)
-            elif not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
-                if lane.rare is None and lane.ids:
-                    # The common case of `_end`: the next message is ready.
+            elif leased and not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
+                if lane.rare is None:
+                    # The common case of `_end`.
                     grant.left -= 1
                     lane.grant = None
-                    lane.low = lane.started = lane.due = 0
-                    self.place(lane)
+                    lane.low = lane.started = lane.due = lane.listed = 0
+                    if lane.ids or lane.split:
+                        self.place(lane)
                 else:
                     self._end(lane)
         self.loaded -= removed
@@ -612,12 +615,18 @@ class ShardMemory:
         keys, at, n = self.generation(to), self._generation_at, self.limits.slice
         return keys[at : at + n], at + n >= len(keys)
 
-    def first_change_after(self, to: int) -> int:
-        """Return the oldest first change after a position, or the next position."""
+    def cut_position(self, to: int) -> int:
+        """Return the position below which nobody needs an entry, once a generation is folded.
+
+        Needed are those since the oldest first change that is left. Also those that resolved messages after the generation's end:
+        a lane may have been written after such an entry, so that it is clean, and only the entry says whose rows may be deleted.
+        """
+        limit = max(to, self.seen + self.top) + 1
         for position in self.dirty.values():
             if position > to:
-                return position
-        return max(to, self.seen + self.top) + 1
+                limit = position
+                break
+        return min(limit, next((position for position, _ in self.gone if position > to), limit))
 
     def _folded(self, entry: Entry, _groups: Sequence[Group]) -> None:
         """Note that lanes are at rest: no state changes. Some of them are evicted, if too much is loaded."""
@@ -679,7 +688,8 @@ class ShardMemory:
         self.order.evicted(lane)
         self.loaded -= len(lane.ids or ())
         del self.lanes[lane.key]
-        self.tails[lane.key] = -lane.tail
+        if lane.tail:
+            self.tails[lane.key] = -lane.tail
         if lane.grant is not None:
             lane.grant.left -= 1
             lane.grant = None
@@ -695,7 +705,8 @@ class ShardMemory:
                 self.lanes[key] = lane  # to the end, so that it is not met again soon
             elif lane.is_plain_and_empty:
                 del self.lanes[key]
-                self.tails[key] = lane.tail
+                if lane.tail:
+                    self.tails[key] = lane.tail
             else:
                 self.evict(lane)
 

@@ -16,7 +16,7 @@ from ..lane.entries import NEVER, Entry, encode_keys
 from ..lane.live_lane import TAKEN, LiveLane
 from ..lane.memory import Group
 from ..lane.order import RestCursor, place_of_retry
-from ..tables import resting
+from ..tables import dead, resting
 from .loading import Loader, NeedsTransactionError
 
 LOADED_TOGETHER: Final = 32
@@ -259,8 +259,9 @@ class Claiming:
         times = loader.log.times(window)
         over = [i for i in window[:most] if 0 < (times.get(i, (None, None))[1] or NEVER) <= now]
         if over:
-            mark = kinds.DEAD if request.dead_letters else None
-            self._append(kinds.EXPIRE, [(lane, over)], holder=mark)
+            if request.dead_letters:
+                dead.bury(self._db, lane.key, [(lane.seq_of(i), i) for i in over], now, "expired", None)
+            self._append(kinds.EXPIRE, [(lane, over)], holder=kinds.DEAD if request.dead_letters else None)
         if not lane.split:
             gone = set(over)
             lane.expires = min((end for i in window if i not in gone and (end := times.get(i, (None, None))[1])), default=0)

@@ -2,8 +2,8 @@
 
 A generation is the set of lanes that were first changed up to a position, in the order of keys. A slice writes some of them, and
 its entry says up to which key. Every process derives the same set, so any writer continues a generation that another one began.
-The last slice deletes the messages that were resolved up to the position, and cuts the journal below the oldest first change that
-is left. Both happen in one transaction, so a process that lacks a deleted row finds that the journal was cut, and begins anew.
+The last slice deletes the messages that were resolved up to the position, and cuts the journal below what is still needed. Both
+happen in one transaction, so a process that lacks a deleted row finds that the journal was cut, and begins anew.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Folder:
         stored.counted, stored.counted_top = entry_id, memory.top
         stored.last_token, stored.seq_floor = memory.last_token, memory.floor
         if last:
-            gone.delete(self._db, self._log, memory.shard, [i for position, ids in memory.gone if position <= to for i in ids])
-            found = self._log.last_before(stored.cut, memory.first_change_after(to))
+            resolved = [i for position, ids in memory.gone if position <= to for i in ids]
+            gone.delete(self._db, self._log, memory.shard, resolved, memory.top)
+            found = self._log.last_before(stored.cut, memory.cut_position(to))
             if found is not None:
                 stored.cut, stored.mid = found
                 self._log.cut(stored.cut)

@@ -5,7 +5,7 @@ The caller holds the shard's lock: one thread at a time uses an object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import apsw
@@ -14,7 +14,7 @@ from ..._errors import LeaseLost, QueueFull, StoreCorrupt
 from ..._sql import LANE_LOG, LANE_TABLES
 from ..commit.connection import translate
 from ..lane import entries as kinds
-from ..lane.entries import NEVER, Entry, LaneHolder, encode_groups
+from ..lane.entries import NEVER, Entry, LaneHolder, encode_groups, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lane.memory import (
     BODY_BYTES_KEPT,
@@ -27,11 +27,13 @@ from ..lane.memory import (
     StoreLimits,
 )
 from ..log.log_rows import LogRows
-from ..tables import mark
+from ..tables import dedup, mark
 from ..tables.lane_rows import LaneRows
+from . import checking
 from .claiming import Claiming, ClaimRequest
 from .folding import Folder
 from .loading import Loader, NeedsTransactionError
+from .operating import Operating
 from .settling import LeaseSettling, Settled
 
 T = TypeVar("T")
@@ -41,6 +43,7 @@ CATCH_UP_MAX: Final = 2_000
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
 _ROW_WITHOUT_BODY: Final = M_BODY
+ANYONE: Final = LaneHolder()
 
 
 class NewMessage(NamedTuple):
@@ -51,6 +54,7 @@ class NewMessage(NamedTuple):
     due: int | None = None
     expires: int | None = None
     opts: str | None = None
+    dedup_id: str | None = None
 
 
 class LeasedLanes(NamedTuple):
@@ -78,18 +82,21 @@ class ShardFile:
         *,
         limits: StoreLimits | None = None,
         depth_max: int | None = None,
+        dedup_window: int = 300_000_000,
     ) -> None:
         """Read what memory needs. `create` must have been called once for the file.
 
         Args:
             now: returns the queue time.
             depth_max: the number of pending messages at which sends are refused.
+            dedup_window: how long a dedup id is remembered, in microseconds.
         """
         self._db = db
         self._run: Any = db.execute
         self._shard = shard
         self._now = now
         self._depth_max = depth_max
+        self._dedup_window = dedup_window
         limits = limits or StoreLimits()
         self.memory = ShardMemory(shard, limits)
         self.log = LogRows(db, shard)
@@ -98,6 +105,7 @@ class ShardFile:
         self.folder = Folder(db, self.memory, self.log, self.rows)
         self.claiming = Claiming(db, self.loader, self._append)
         self.settling = LeaseSettling(self.loader)
+        self.operating = Operating(db, self.loader, self.settling, self._append)
         self._inside = False
         """Whether `transact` or `look` is running."""
         self._current = False
@@ -308,12 +316,8 @@ class ShardFile:
         """Send one message. Return its seq."""
         memory = self.memory
         key = message.key
-        if (
-            not self._may_be_alone
-            or message.due is not None
-            or self._depth_max is not None
-            or not (key in memory.lanes or key in memory.tails)
-        ):
+        alone = self._may_be_alone and message.due is None and message.dedup_id is None and self._depth_max is None
+        if not alone or not (key in memory.lanes or key in memory.tails):
             return self.send_many((message,))[0]
         if (lane := memory.lanes.get(key)) is None:
             self.loader.load((key,))
@@ -353,22 +357,31 @@ class ShardFile:
         arrival = memory.top
         rows: list[MessageRow] = []
         some: list[LiveLane] = []
-        for key, body, due, expires, opts in messages:
+        seqs: list[int] = []
+        for key, body, due, expires, opts, dedup_id in messages:
             lane = lanes[key]
             if due is not None and lane.rest:
                 self.loader.fill(lane)  # its row must say that it has delayed messages
             seq = lane.tail + 1
             if seq == 1:
                 seq += floor
+            if dedup_id is not None:
+                known = dedup.remember(self._db, (key, dedup_id, seq, arrival + 1, sent_at + self._dedup_window), sent_at)
+                if known is not None:
+                    seqs.append(known)
+                    continue
+                dedup.forget_some(self._db, sent_at)
+            if not lane.tail:
                 memory.totals.lanes += 1
             lane.tail = seq
             arrival += 1
             rows.append((arrival, key, seq, sent_at, due, expires, opts, body))
             some.append(lane)
+            seqs.append(seq)
         self.log.insert(rows)
         memory.arrived(some, rows)
         self._keep_bodies(rows)
-        return [row[2] for row in rows]
+        return seqs
 
     def _keep_bodies(self, rows: Sequence[MessageRow]) -> None:
         """Keep recent messages with their bodies, which saves reading them. Large ones would fill memory."""
@@ -382,7 +395,36 @@ class ShardFile:
 
     # ---- claiming
 
-    def claim(self, request: ClaimRequest, lease: int, holder: LaneHolder = LaneHolder()) -> LeasedLanes:  # noqa: B008 - a constant
+    def claim_first(self, request: ClaimRequest, lease: int, holder: LaneHolder = ANYONE) -> LeasedLanes:
+        """Lease the oldest ready messages and resolve them at once, so that they are delivered at most once.
+
+        The lanes stay leased until `finish`, or the deadline.
+        """
+
+        def claim() -> LeasedLanes:
+            claimed = self._claim(request, lease, holder)
+            if not claimed.groups:
+                return claimed
+            claimed = claimed._replace(rows=self.whole([i for _, ids in claimed.groups for i in ids]))
+            self._append(kinds.ACK_FIRST, self.settling.plan(claimed.token, claimed.groups), token=claimed.token)
+            return claimed
+
+        return self.transact(claim, request.room)
+
+    def finish(self, token: int, keys: Sequence[bytes]) -> None:
+        """End the leases of lanes, whatever they hold: after `claim_first`.
+
+        Raises:
+            LeaseLost: a token is dead. Nothing was changed.
+        """
+
+        def end() -> None:
+            groups: list[Group] = [(lane, []) for lane in self.settling.leased(token, keys)]
+            self._append(kinds.RELEASE, groups, token=token, holder=kinds.BY_KEY, data=encode_keys(keys))
+
+        self.transact(end)
+
+    def claim(self, request: ClaimRequest, lease: int, holder: LaneHolder = ANYONE) -> LeasedLanes:
         """Lease the oldest ready messages.
 
         Args:
@@ -431,6 +473,13 @@ class ShardFile:
         """Return messages with their bodies. Those whose rows are gone are missing."""
         rows, old = self.memory.rows, self.memory.old_rows
         found: list[MessageRow] = []
+        try:
+            found = [rows[i] for i in arrivals]
+            if all(len(row) > _ROW_WITHOUT_BODY for row in found):
+                return found
+        except KeyError:
+            pass
+        found = []
         missing: list[int] = []
         for i in arrivals:
             row = rows.get(i) or old.get(i)
@@ -528,9 +577,47 @@ class ShardFile:
         """Postpone messages, one of each lane, without an attempt."""
         self._settle(kinds.DEFER, token, [(key, ids[:1]) for key, ids in settled], deadline=due)
 
+    # ---- operating
+
+    def hold(self, key: bytes, reason: str) -> None:
+        """Deliver nothing of a lane. A live lease may finish."""
+        self.transact(lambda: self.operating.hold(key, reason))
+
+    def release_hold(self, key: bytes) -> None:
+        """Deliver a lane again. Its attempts begin anew."""
+        self.transact(lambda: self.operating.release_hold(key))
+
+    def reject(self, token: int, settled: Settled, reason: str | None = None) -> None:
+        """Make messages of a lease dead letters."""
+        self.transact(lambda: self.operating.reject(token, settled, reason))
+
+    def drop(self, token: int, settled: Settled) -> None:
+        """Drop messages of a lease, which are out of attempts."""
+        self.transact(lambda: self.operating.drop(token, settled))
+
+    def purge(self, key: bytes) -> int:
+        """Resolve all messages of a lane, and end its lease. Return how many there were."""
+        return self.transact(lambda: self.operating.purge(key))
+
+    def purge_dead(self, key: bytes) -> int:
+        """Delete the dead letters of a lane. Return how many there were."""
+        return self.transact(lambda: self.operating.purge_dead(key))
+
+    def redrive(self, key: bytes, most: int) -> int:
+        """Put dead letters of a lane back, at their own seqs and ahead of everything later. Return how many there were."""
+        return self.transact(lambda: self.operating.redrive(key, most))
+
+    def forget(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Forget those of these lanes that are empty and have nothing that must be kept. Return their keys."""
+        return self.transact(lambda: self.operating.forget(keys))
+
     def note(self) -> None:
-        """Let other processes notice that something else was written in this transaction."""
-        self._append(kinds.NOTE, (), data=b"")
+        """Let other processes notice that something else was written, in a transaction that appends no other entry."""
+        self.transact(lambda: self._append(kinds.NOTE, (), data=b""))
+
+    def void(self) -> None:
+        """Let every memory be built anew from the tables, because they were repaired in this transaction."""
+        self.transact(lambda: self._append(kinds.VOID, (), data=b""))
 
     # ---- looks
 
@@ -561,7 +648,12 @@ class ShardFile:
 
         def read() -> tuple[int, int | None, int | None]:
             lane = self.loader.lane(key)
-            head = lane.rare.front[0][1] if lane.rare is not None and lane.rare.front else next(iter(lane.ids or ()), None)
+            if lane.rare is not None and lane.rare.front:
+                head: int | None = lane.rare.front[0][1]
+            else:
+                while lane.split and not any(lane.ids or ()):
+                    self.loader.extend(lane)
+                head = next(filter(None, lane.ids or ()), None)
             return lane.tail, head, None if lane.grant is None else lane.grant.token
 
         return self.look(read)
@@ -570,15 +662,16 @@ class ShardFile:
         """Return the totals."""
         return self.look(lambda: self.memory.totals)
 
+    def check(self) -> list[str]:
+        """Build memory anew, compare it with the tables, and return what is wrong."""
+        self.memory.unsure = True
+        return self.look(lambda: list(checking.problems(self._db, self.loader)))
+
     def _whole_lane(self, key: bytes) -> LiveLane:
         lane = self.loader.lane(key)
         while lane.split:
             self.loader.extend(lane, lane.deep)
         return lane
-
-    def every_key(self) -> Iterator[bytes]:
-        """Return the keys of the lanes that are loaded."""
-        return iter(list(self.memory.lanes))
 
     def close(self) -> None:
         self._db.close()

@@ -23,8 +23,12 @@ _RUN_MIN: Final = 16
 """A run of so many rows is deleted at once."""
 
 
-def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int]) -> None:
-    """Delete the rows of resolved messages, or note that they may be deleted."""
+def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int], top: int) -> None:
+    """Delete the rows of resolved messages, or note that they may be deleted.
+
+    Args:
+        top: the newest message, whose row must stay for now.
+    """
     if not arrivals:
         return
     numbers = sorted(arrivals)
@@ -35,7 +39,7 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
         if i == before + 1:
             before = i
             continue
-        if before - begin + 1 >= _RUN_MIN:
+        if before - begin + 1 >= _RUN_MIN and before < top:
             ranges.append((begin, before))
         else:
             for one in range(begin, before + 1):
@@ -44,18 +48,22 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
         begin = before = i
     log.delete_ranges(ranges)
     if few:
-        _in_buckets(db, log, shard, few)
+        _in_buckets(db, log, shard, few, top)
 
 
-def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, int]) -> None:
+def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, int], top: int) -> None:
     kill: list[int] = []
     full: list[tuple[int]] = []
     keep: list[tuple[int, bytes]] = []
     for bucket, bits in sorted(few.items()):
         all_bits = bits | bits_of(db, shard, bucket)
+        newest = 1 << (top & _BUCKET - 1) if bucket == top >> BUCKET_BITS else 0
         if all_bits.bit_count() * 2 >= _BUCKET:
-            kill += [(bucket << BUCKET_BITS) + at for at in range(_BUCKET) if all_bits >> at & 1]
-            full.append((bucket,))
+            kill += [(bucket << BUCKET_BITS) + at for at in range(_BUCKET) if (all_bits & ~newest) >> at & 1]
+            if all_bits & newest:
+                keep.append((bucket, newest.to_bytes(_BYTES, "little")))
+            else:
+                full.append((bucket,))
         else:
             keep.append((bucket, all_bits.to_bytes(_BYTES, "little")))
     log.delete(kill)

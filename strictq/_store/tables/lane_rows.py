@@ -99,16 +99,17 @@ class LaneRows:
             if lane.rest:
                 self._append(lane, lsn)
                 continue
-            row = lane.row(lsn)
-            ids = lane.ids or []
             if lane.lsn and not lane.deep:
                 cleared.append((lane.key,))
+            if lane.is_plain_and_empty:
+                empty += (lane.key, lsn, lane.tail, lane.tail + 1, lane.done_text())
+                continue
+            row = lane.row(lsn)
+            ids = lane.ids or []
             if lane.deep:
                 self._append(lane, lsn)
                 deep.append(row[:_HEAD_COLUMNS])
                 passed.append((lane.key, lane.first))
-            elif not ids and row.token is None and row.opts is None:
-                empty += (row.key, lsn, row.tail, row.first, row.done)
             elif len(ids) <= chunk:
                 whole.append((*row[:_HEAD_COLUMNS], lane.first, pack(ids)))
             else:
