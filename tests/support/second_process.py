@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +38,7 @@ class SecondProcess:
     """The process, as the tests see it. It is started by its first write, and serves one test after the other."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -51,27 +52,31 @@ class SecondProcess:
 
     def leave(self) -> None:
         """Close its queue."""
-        if self._process is not None:
+        if self.process is not None:
             self._ask("leave")
 
     def end(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.communicate()
-            self._process = None
+        if self.process is not None:
+            self.process.communicate()
+            self.process = None
 
     def _ask(self, *command: Any) -> None:
         if os.getpid() != self._pid:
             return  # a fork of the test's process
         with self._lock:
-            if self._process is None:
-                self._process = subprocess.Popen(
+            if self.process is None:
+                self.process = subprocess.Popen(
                     [sys.executable, "-m", __name__], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                 )
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            print(json.dumps(command), file=self._process.stdin, flush=True)
-            error = json.loads(self._process.stdout.readline() or '"it ended"')
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            with suppress(BrokenPipeError):
+                print(json.dumps(command), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
+            if not answer:
+                self.end()  # the next test starts another one
+        error = json.loads(answer) if answer else "it ended"
         assert error is None, f"the second process failed: {error}"
 
     def write_between(self, q: Queue, clock: FakeClock, *, messages: bool, is_last: Callable[[], bool]) -> None:

@@ -65,6 +65,22 @@ def test_without_messages_every_shard_is_written_to_as_well(place: str, clock: F
     opener.close()
 
 
+@pytest.mark.slow
+def test_a_failure_of_the_second_process_fails_the_test_and_no_other(place: str, clock: FakeClock) -> None:
+    process = SecondProcess()
+    opener = shared(place, clock, process)
+    with pytest.raises(AssertionError, match="there is no queue at"):
+        process.write(place, clock)
+    q = opener()
+    assert process.process is not None
+    process.process.kill()
+    with pytest.raises(AssertionError, match="it ended"):
+        q.send(b"", "k")
+    assert q.send(b"", "k").seq == 1
+    opener.close()
+    process.end()
+
+
 def test_it_leaves_the_queue_before_the_last_object_is_closed(
     place: str, clock: FakeClock, second_process: SecondProcess
 ) -> None:
