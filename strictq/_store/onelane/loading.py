@@ -211,11 +211,22 @@ class Loader:
                 return False
         return True
 
+    def fill_delayed(self, arriving: Iterable[tuple[bytes, int | None]]) -> None:
+        """Read the heads of lanes that get delayed messages, because their rows must say so.
+
+        Before any of the messages is applied: the row may be ahead, and include some of them.
+        """
+        lanes = self.memory.lanes
+        for key, due in arriving:
+            if due is not None and lanes[key].rest:
+                self.fill(lanes[key])
+
     def arrive(self, rows: Sequence[MessageRow]) -> None:
         """Add messages of other processes to memory."""
         memory = self.memory
         lanes, cache, totals = memory.lanes, memory.rows, memory.totals
         self.load({row[M_KEY] for row in rows}.difference(lanes))
+        self.fill_delayed([(row[M_KEY], row[M_DUE]) for row in rows])
         some: list[LiveLane] = []
         new: list[MessageRow] = []
         for row in rows:
@@ -228,10 +239,6 @@ class Loader:
                 lane.first = seq
             elif seq != lane.tail + 1:
                 raise StoreCorrupt(f"row {row[M_ID]} of its messages has seq {seq} after {lane.tail}", shard=memory.shard)
-            if lane.rest and row[M_DUE] is not None:
-                self.fill(lane)  # its row must say that it has delayed messages
-                if seq <= lane.tail:
-                    continue
             lane.tail = seq
             some.append(lane)
             new.append(row)

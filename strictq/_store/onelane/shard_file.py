@@ -354,14 +354,13 @@ class ShardFile:
         missing = {message.key for message in messages}.difference(lanes)
         if missing:
             self.loader.load(missing)
+        self.loader.fill_delayed([(message.key, message.due) for message in messages])
         arrival = memory.top
         rows: list[MessageRow] = []
         some: list[LiveLane] = []
         seqs: list[int] = []
         for key, body, due, expires, opts, dedup_id in messages:
             lane = lanes[key]
-            if due is not None and lane.rest:
-                self.loader.fill(lane)  # its row must say that it has delayed messages
             seq = lane.tail + 1
             if seq == 1:
                 seq += floor
