@@ -150,7 +150,7 @@ class Claiming:
             lane = self._loader.lane(key)
             if lane.listed == TAKEN or (lane.grant is not None and lane.grant.deadline > now):
                 continue
-            if not (lane.ids or lane.rare):
+            if not (lane.ids or lane.rare or lane.split):
                 continue
             self._taken.append((lane, lane.listed))
             lane.listed = TAKEN
@@ -189,7 +189,12 @@ class Claiming:
         while order.ends and order.ends[0][0] <= now:
             grant = heappop(order.ends)[2]
             for lane in grant.lanes:
-                if lane.grant is grant and not lane.listed and (lane.ids or lane.rare) and memory.lanes.get(lane.key) is lane:
+                if (
+                    lane.grant is grant
+                    and not lane.listed
+                    and (lane.ids or lane.rare or lane.split)
+                    and memory.lanes.get(lane.key) is lane
+                ):
                     self._list_last(lane)
 
     def _rested(self, statement: str, cursor: RestCursor, now: int) -> list[bytes]:
