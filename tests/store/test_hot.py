@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from strictq._store.hot import cooling, memory
 from strictq._store.hot.journal import decoded_keys, encoded_keys
 from strictq.testing import FakeClock
 from tests.support.format_1 import unpacked
-from tests.support.hot import narrow, require_agreement
+from tests.support.hot import narrow_by, require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
 from tests.support.powercut_campaign import fast_directory
 from tests.support.running import ROOT
@@ -51,10 +51,9 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 
 
 @pytest.fixture(name="narrow")
-def _narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooling, "LANE_ROWS_MAX", 12)
-    with narrow():
-        yield
+    narrow_by(monkeypatch)
 
 
 class Walk:

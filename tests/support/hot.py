@@ -32,14 +32,19 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueueConfig, "__init__", init)
 
 
+def narrow_by(patch: pytest.MonkeyPatch, window: int = 24, step: int = 4, slices: int = 2, events: int = 90) -> None:
+    """Fold the logs after a few rows, in small steps, until the patch is undone. A test changes these further by the same one."""
+    patch.setattr(cooling, "WINDOW", window)
+    patch.setattr(cooling, "STEP", step)
+    patch.setattr(cooling, "SLICES", slices)
+    patch.setattr(cooling, "EVENTS_MAX", events)
+
+
 @contextmanager
 def narrow(window: int = 24, step: int = 4, slices: int = 2, events: int = 90) -> Iterator[None]:
     """Fold the logs after a few rows, in small steps, in this block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cooling, "WINDOW", window)
-        patch.setattr(cooling, "STEP", step)
-        patch.setattr(cooling, "SLICES", slices)
-        patch.setattr(cooling, "EVENTS_MAX", events)
+        narrow_by(patch, window, step, slices, events)
         yield
 
 
