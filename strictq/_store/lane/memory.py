@@ -295,7 +295,7 @@ class ShardMemory:
     # ---- arrivals
 
     def arrived(self, lanes: Sequence[LiveLane], rows: Sequence[MessageRow]) -> None:
-        """Add messages, of which each is the newest of its lane: whoever issued or read its seq has set `tail`."""
+        """Add messages in the order of arrival. The caller has already raised the `tail` of their lanes."""
         if not rows:
             return
         dirty, seen = self.dirty, self.seen
@@ -616,9 +616,9 @@ class ShardMemory:
         return keys[at : at + n], at + n >= len(keys)
 
     def cut_position(self, to: int) -> int:
-        """Return the position below which nobody needs an entry, once a generation is folded.
+        """Return the position below which entries may be deleted, once a generation is folded.
 
-        Needed are those since the oldest first change that is left. Also those that resolved messages after the generation's end:
+        Entries since the oldest remaining first change stay. So do those that resolved messages after the generation's end:
         a lane may have been written after such an entry, so that it is clean, and only the entry says whose rows may be deleted.
         """
         limit = max(to, self.seen + self.top) + 1

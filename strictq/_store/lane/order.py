@@ -86,7 +86,7 @@ class LaneOrder:
         self.leased_rest = RestCursor()
 
     def list(self, lane: LiveLane, place: int) -> None:
-        """List a lane. A lane that a plan has taken is listed by whoever applies or refuses the plan."""
+        """List a lane, unless a plan has taken it. Then the caller that applies or refuses the plan lists it."""
         if lane.listed not in (place, TAKEN):
             lane.listed = place
             heappush(self.ready, (place, lane.key))

@@ -1,6 +1,6 @@
 """The one iterator of the order of ready lanes, and the plan of a claim.
 
-The batch rule: the oldest ready lane that nobody holds, as many of its messages as fit, and again, while there is room.
+The batch rule: take the oldest ready lane that nobody holds, with as many of its messages as fit. Repeat while there is room.
 """
 
 from __future__ import annotations
