@@ -40,6 +40,9 @@ CREATE TABLE handout_rejected (
     id       INTEGER NOT NULL,
     PRIMARY KEY (consumer, n, id)
 ) STRICT, WITHOUT ROWID;
+
+-- name: lease_index
+-- __init__: finds the leases of a batch, in a shard of format 1 or 2.
 CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904;
 
 -- name: consumer

@@ -28,6 +28,10 @@ INSERT INTO journal VALUES (0, 23, 0, 0, 0, 0, NULL, NULL);
 -- log_rows: at the start of every transaction and look: whether anything was written that memory does not have. Rowid seeks.
 SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM message);
 
+-- name: last_time
+-- catalog: queue time of the last write. Rowid seeks.
+SELECT max((SELECT at FROM journal ORDER BY id DESC LIMIT 1), (SELECT sent_at FROM message ORDER BY id DESC LIMIT 1));
+
 -- name: entries
 -- log_rows: entries that memory does not have yet. Takes the last one that it has. Index: rowid.
 SELECT id, kind, at, top, token, deadline, holder, data FROM journal WHERE id > ? ORDER BY id;
@@ -39,6 +43,10 @@ SELECT id, key, seq, sent_at, due, expires, opts FROM message WHERE id > ? ORDER
 -- name: append
 -- log_rows: one entry, in a transaction that has caught up. Takes every column.
 INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: append_void
+-- checkpoint: an entry by which every memory is built anew.
+INSERT INTO journal SELECT id + 1, 24, at, (SELECT max(id) FROM message), 0, 0, NULL, x'' FROM journal ORDER BY id DESC LIMIT 1;
 
 -- name: append_alone
 -- log_rows: one entry as a transaction of its own. Writes nothing if the newest rows are not those that memory has. Rowid seeks.

@@ -28,7 +28,7 @@ CREATE INDEX lane_leased ON lane (deadline) WHERE token IS NOT NULL;
 CREATE TABLE trouble (                             -- of messages that failed
     id        INTEGER PRIMARY KEY,
     attempts  INTEGER NOT NULL,
-    first_at  INTEGER NOT NULL,
+    first_at  INTEGER,                             -- first handed out to a handler, once that attempt has ended
     error     TEXT,
     output    TEXT,
     errors    TEXT
@@ -52,9 +52,14 @@ CREATE TABLE dedup (
     seq       INTEGER NOT NULL,
     id        INTEGER NOT NULL,
     until     INTEGER NOT NULL,
+    of        BLOB,                                -- of an id of the whole queue, whose key is empty: the lane's key
     PRIMARY KEY (key, dedup_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX dedup_until ON dedup (until);
+CREATE TABLE key_state (
+    key       BLOB    PRIMARY KEY,
+    value     BLOB    NOT NULL
+) STRICT;
 CREATE TABLE mark (
     one             INTEGER PRIMARY KEY CHECK (one = 1),
     fold_position   INTEGER NOT NULL DEFAULT 0,    -- messages resolved up to this position are deleted, or in `gone`
@@ -72,7 +77,10 @@ CREATE TABLE mark (
     sends INTEGER NOT NULL DEFAULT 0, claims INTEGER NOT NULL DEFAULT 0, receives INTEGER NOT NULL DEFAULT 0,
     acks INTEGER NOT NULL DEFAULT 0, retries INTEGER NOT NULL DEFAULT 0, redeliveries INTEGER NOT NULL DEFAULT 0,
     expired INTEGER NOT NULL DEFAULT 0, dropped INTEGER NOT NULL DEFAULT 0, purged INTEGER NOT NULL DEFAULT 0,
-    redriven INTEGER NOT NULL DEFAULT 0
+    redriven INTEGER NOT NULL DEFAULT 0, dead_letters INTEGER NOT NULL DEFAULT 0, rejected INTEGER NOT NULL DEFAULT 0,
+    empty_receives INTEGER NOT NULL DEFAULT 0,
+    ack_rate REAL NOT NULL DEFAULT 0.0,            -- messages a second, exponentially weighted over a minute
+    ack_rate_at INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 INSERT INTO mark (one) VALUES (1);
 
@@ -144,13 +152,23 @@ SELECT deadline, key FROM lane WHERE token IS NOT NULL AND (deadline, key) > (?1
 -- name: read_mark
 -- mark: the row where memory begins, without its first column.
 SELECT fold_position, cut, mid, counted, counted_top, epoch, config_version, time_offset, seq_floor, last_token, features,
-    lanes, pending, dead, sends, claims, receives, acks, retries, redeliveries, expired, dropped, purged, redriven FROM mark;
+    lanes, pending, dead, sends, claims, receives, acks, retries, redeliveries, expired, dropped, purged, redriven,
+    dead_letters, rejected, empty_receives, ack_rate, ack_rate_at FROM mark;
 
 -- name: write_mark
 -- mark: the same row, after a slice of a fold. Takes every column of it.
 UPDATE mark SET fold_position = ?, cut = ?, mid = ?, counted = ?, counted_top = ?, epoch = ?, config_version = ?, time_offset = ?,
     seq_floor = ?, last_token = ?, features = ?, lanes = ?, pending = ?, dead = ?, sends = ?, claims = ?, receives = ?, acks = ?,
-    retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, redriven = ?;
+    retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, redriven = ?,
+    dead_letters = ?, rejected = ?, empty_receives = ?, ack_rate = ?, ack_rate_at = ?;
+
+-- name: epoch
+-- checkpoint: the epoch of the last write that began one.
+SELECT epoch FROM mark;
+
+-- name: skip_tokens
+-- checkpoint: after a failed sync. Takes how many, and the mask of a token's number. Reads the journal.
+UPDATE mark SET last_token = max(last_token, ifnull((SELECT max(token & ?2) FROM journal WHERE kind = 1), 0)) + ?1;
 
 -- name: read_gone
 -- gone: the bits of one bucket. Takes its number. Index: rowid.
@@ -168,6 +186,35 @@ DELETE FROM gone WHERE bucket = ?;
 -- dead: a message that became a dead letter. Takes every column.
 INSERT INTO dead VALUES (?, ?, ?, ?, ?, ?);
 
+-- name: trouble_of
+-- trouble: what attempts left of a message. Takes its arrival number. Index: rowid.
+SELECT attempts, first_at, error, output, errors FROM trouble WHERE id = ?;
+
+-- name: set_trouble
+-- trouble: the whole row. Takes arrival number, and the columns in order.
+INSERT INTO trouble VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+ON CONFLICT DO UPDATE SET attempts = ?2, first_at = ?3, error = ?4, output = ?5, errors = ?6;
+
+-- name: any_trouble
+-- gone: whether there is a row at all. Rowid seek.
+SELECT EXISTS (SELECT 1 FROM trouble);
+
+-- name: drop_trouble
+-- gone: rows of messages whose rows are deleted. Takes the first and the last one. Index: rowid.
+DELETE FROM trouble WHERE id BETWEEN ? AND ?;
+
+-- name: key_state
+-- key_states: the state of a key. Index: primary key.
+SELECT value FROM key_state WHERE key = ?;
+
+-- name: set_key_state
+-- key_states: the same. Takes key and value.
+INSERT INTO key_state VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2;
+
+-- name: delete_key_state
+-- key_states: a key has no state any more.
+DELETE FROM key_state WHERE key = ?;
+
 -- name: dead_of
 -- dead: the dead letters of a lane, in the order of their seqs. Takes its key, and how many. Index: primary key.
 SELECT id, seq FROM dead WHERE key = ? ORDER BY id LIMIT ?;
@@ -178,12 +225,13 @@ DELETE FROM dead WHERE key = ? AND id = ?;
 
 -- name: add_dedup
 -- dedup: remember a dedup id, unless it is remembered and its window has not ended. Takes every column, and the time.
-INSERT INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)
-ON CONFLICT DO UPDATE SET seq = ?3, id = ?4, until = ?5 WHERE until <= ?6;
+INSERT INTO dedup VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+ON CONFLICT DO UPDATE SET seq = ?3, id = ?4, until = ?5, of = ?6 WHERE until <= ?7;
 
 -- name: dedup_seq
--- dedup: the seq of the message with a dedup id. Takes key and id. Index: primary key.
-SELECT seq FROM dedup WHERE key = ? AND dedup_id = ?;
+-- dedup: seq and arrival number of the message with a dedup id, and its lane if the id is of the whole queue. Takes key, id and time.
+-- Index: primary key.
+SELECT seq, id, of FROM dedup WHERE key = ? AND dedup_id = ? AND until > ?;
 
 -- name: old_dedups
 -- dedup: some ids whose windows have ended. Takes the time, and how many. Index: dedup_until.
@@ -194,8 +242,9 @@ SELECT key, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT ?;
 DELETE FROM dedup WHERE key = ? AND dedup_id = ?;
 
 -- name: must_keep
--- forgetting: whether a lane has a dead letter or a dedup id. Takes its key. Indexes: primary keys.
-SELECT EXISTS (SELECT 1 FROM dead WHERE key = ?1) OR EXISTS (SELECT 1 FROM dedup WHERE key = ?1);
+-- forgetting: whether a lane has a dead letter, a dedup id or a state. Takes its key. Indexes: primary keys.
+SELECT EXISTS (SELECT 1 FROM dead WHERE key = ?1) OR EXISTS (SELECT 1 FROM dedup WHERE key = ?1)
+    OR EXISTS (SELECT 1 FROM key_state WHERE key = ?1);
 
 -- name: drop_lane
 -- forgetting: the row of a lane. Takes its key. Index: primary key.

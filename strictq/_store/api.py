@@ -53,12 +53,11 @@ from .holders import ProcessHold
 from .holders import share as share_holder
 from .lanes import handout, inspect, operate, settle
 from .lanes.advance import Advance
-from .lanes.claim import Request
 from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
-from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
-from .lanes.send import Item, Options, Sent, require_valid
+from .lanes.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
+from .lanes.messages import Item, Options, Sent, require_valid
 from .lanes.settle import Ack, AckClaimed
 from .receive import Joined
 from .shipping import status as ship_status

@@ -17,12 +17,14 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, OutcomeUnknown, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, FORMAT_2, HOT, REPLICATION, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, CHECK, FORMAT_2, FORMAT_3, HOT, LANE_LOG, REPLICATION, SHARD, SHARD_SCHEMA
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER, Totals
 from .disk import layout, reserve, wal_file
 from .disk.stored import json_of, present
+from .lane.memory import RunningTotals, StoredMark
+from .tables import mark
 from .topology import Range, Topology, problem_of
 
 _HASH: Final = re.compile(r"[0-9a-f]{1,16}")
@@ -85,6 +87,12 @@ class Catalog(NamedTuple):
     topology: Topology
     replication: Replication | None = None
     """None: the queue was never replicated."""
+    format: int = migrate.FORMAT
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether its shards have the format that is being built."""
+        return self.format == migrate.NEXT_FORMAT
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
@@ -95,8 +103,9 @@ def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) 
     """
     require_scope(config, shards)
     return Catalog(
-        os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards)
-    )
+        os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards),
+        format=migrate.NEXT_FORMAT if os.environ.get(migrate.NEXT_VARIABLE) else migrate.FORMAT,
+    )  # fmt: skip
 
 
 def require_scope(config: QueueConfig, shards: int) -> None:
@@ -130,7 +139,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
             ),
         )
         db.executemany(CATALOG.insert_topology, [(r.shard, r.file, *r.bounds) for r in catalog.topology])
-        migrate.stamp(db, migrate.CATALOG_ID)
+        migrate.stamp(db, migrate.CATALOG_ID, catalog.format)
     for part in catalog.topology:
         files.create_empty(directory / part.file)
         try:
@@ -151,14 +160,22 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
 def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
     """Create the tables of a new shard, and store in it the identity of the queue that it belongs to."""
     with _writing(db):
-        db.execute(SHARD_SCHEMA).fetchall()
-        db.execute(FORMAT_2).fetchall()
-        now = clock.boot() + catalog.time_offset
-        db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
+        if catalog.has_lanes:
+            db.execute(FORMAT_3).fetchall()
+            mark.write(
+                db,
+                StoredMark(epoch=catalog.epoch, config_version=catalog.config_version, time_offset=catalog.time_offset),
+                RunningTotals(),
+            )
+        else:
+            db.execute(SHARD_SCHEMA).fetchall()
+            db.execute(FORMAT_2).fetchall()
+            now = clock.boot() + catalog.time_offset
+            db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
         named = [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", os.urandom(16).hex())]
         db.executemany(SHARD.write_meta, named)
-        migrate.stamp(db, migrate.SHARD_ID)
+        migrate.stamp(db, migrate.SHARD_ID, catalog.format)
 
 
 def _identity(catalog: Catalog, part: Range) -> dict[str, Any]:
@@ -180,7 +197,9 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
     if db.filename and db.pragma("journal_mode") != "wal":
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
-    if db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
+    if catalog.has_lanes:
+        mark.read(db, part.shard)
+    elif db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
         raise StoreCorrupt("its counters are out of range", shard=part.shard)
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
@@ -200,6 +219,7 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
     try:
         with _opened(path, read_only=read_only) as db:
             replicated = migrate.require(db, migrate.CATALOG_ID, -1, older=older)
+            version_of_files = migrate.version_of(db, migrate.CATALOG_ID)
             row = present(db.execute(CATALOG.read_queue).get, "the row with the queue's identity")
             parts = [Range(s, f, _hash(lo), _hash(hi)) for s, f, lo, hi in db.execute(CATALOG.read_topology)]
             if problem := problem_of(parts):
@@ -212,7 +232,10 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
             stored = config_of(config)
     except UnicodeDecodeError as e:
         raise translate(e, -1) from e
-    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, Topology(parts), replication)
+    return Catalog(
+        queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, Topology(parts), replication,
+        version_of_files,
+    )  # fmt: skip
 
 
 def _hash(text: str) -> int:
@@ -263,6 +286,9 @@ def last_time(directory: Path, part: Range) -> int:
     try:
         db = connect(str(directory / part.file), durability="process")
         try:
+            if migrate.version_of(db, migrate.SHARD_ID) == migrate.NEXT_FORMAT:
+                newest: int = db.execute(LANE_LOG.last_time).get
+                return newest
             at: int = Totals.read(db).last_time if db.execute(HOT.exists).get is None else db.execute(HOT.last_time).get
             return at
         finally:
@@ -306,7 +332,7 @@ def set_replication(directory: Path, replication: Replication, fork: Fork | None
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         if db.execute(REPLICATION.has_table).get is None:
             db.execute(REPLICATION.schema).fetchall()
-            migrate.stamp(db, migrate.CATALOG_ID, migrate.FORMAT + migrate.REPLICATED)
+            migrate.stamp(db, migrate.CATALOG_ID, migrate.version_of(db, migrate.CATALOG_ID) + migrate.REPLICATED)
         db.execute(REPLICATION.write, tuple(replication))
         if fork is not None:
             db.execute(REPLICATION.add_fork, (*fork[:3], json.dumps(fork.shards)))

@@ -18,8 +18,8 @@ from .commit.calls import bound
 from .commit.tx import NEVER, SECOND, Tx
 from .disk.locks import ConsumerLock, PrivateLock
 from .lanes import handout, inspect
-from .lanes.claim import Request
 from .lanes.handout import Encode, Known, Part, Standing
+from .lanes.leases import Request
 from .shard import Shard
 from .store import Store
 

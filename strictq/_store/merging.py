@@ -13,8 +13,9 @@ from .._sql import MERGE, OUTBOX, select_all
 from . import catalog
 from .catalog import Fork
 from .commit.calls import bound
-from .lanes import merging, outbox, send
+from .lanes import merging, outbox
 from .lanes.merging import Listed, Resolved
+from .lanes.messages import Sent
 from .shipping import fork_point
 from .store import Store
 
@@ -114,7 +115,7 @@ class Merging:
         """Return the last number that arrived from an origin."""
         return self._store.shards[shard].read(bound(_high_water, origin))
 
-    def arrive(self, shard: int, sends: Sequence[Arriving]) -> list[tuple[Arriving, send.Sent]]:
+    def arrive(self, shard: int, sends: Sequence[Arriving]) -> list[tuple[Arriving, Sent]]:
         """Append those of at most STEP sends of one origin that have not arrived yet. Appends all of them, or none."""
         by_number = {each.number: each for each in sends}
         arrived = self._store.shards[shard].drain(bound(outbox.arrive, sends[0].origin, [each.row for each in sends]))

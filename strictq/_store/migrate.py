@@ -11,7 +11,7 @@ import apsw
 
 from .. import _hints as hints
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
-from .._sql import CATALOG, FORMAT_2, REPLICATION, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, FORMAT_2, FORMAT_3, REPLICATION, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
 FORMAT: Final = 2
@@ -19,6 +19,10 @@ FORMAT: Final = 2
 
 2: a shard has the logs of hot lanes, and the errors of attempts.
 """
+NEXT_FORMAT: Final = 3
+"""The format that is being built: lanes of one kind. Nothing migrates to it."""
+NEXT_VARIABLE: Final = "STRICTQ_NEXT_FORMAT"
+"""The variable by which new queues have that format."""
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated. Releases without replication then refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
@@ -75,7 +79,7 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) 
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
-    if version > FORMAT:
+    if version > NEXT_FORMAT:
         raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest that this strictq supports", shard=shard)
     if version < FORMAT and not older:
         raise SchemaMismatch(f"its format {version} is older than {FORMAT}", shard=shard, hint=hints.MIGRATE)
@@ -133,9 +137,10 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
     """
     db = apsw.Connection(":memory:")
     try:
-        db.execute(_SCHEMAS[kind]).fetchall()
+        has_lanes = kind == SHARD_ID and version == NEXT_FORMAT
+        db.execute(FORMAT_3 if has_lanes else _SCHEMAS[kind]).fetchall()
         for before, step in steps:
-            if before < version:
+            if before < version and not has_lanes:
                 step(db)
         if optional:
             db.execute(optional).fetchall()

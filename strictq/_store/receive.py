@@ -13,8 +13,7 @@ from .commit.tx import Tx
 from .hot.direct import Attempt, Brought
 from .lanes import claim, settle
 from .lanes.advance import Advance
-from .lanes.claim import Request
-from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Row, Settlement
+from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Request, Row, Settlement
 from .lanes.send import INLINE_BYTES_MAX
 from .shard import Shard
 from .store import Store

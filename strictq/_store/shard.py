@@ -23,9 +23,10 @@ from .._errors import (
     StoreError,
     StoreFull,
     StrictqError,
+    UnknownMessage,
 )
 from .._log import log
-from .._sql import HOT, SHARD
+from .._sql import HOT, LANE_LOG, SHARD
 from .._types import Event
 from . import catalog, migrate
 from .commit.alone import Alone
@@ -42,6 +43,8 @@ from .hot import cooling
 from .hot.direct import Direct
 from .hot.look import Shadows
 from .hot.memory import Memory
+from .onelane.alone import LaneAlone
+from .onelane.shard_lanes import ShardLanes
 from .shipping.confirming import Confirming
 from .topology import Range
 
@@ -83,18 +86,27 @@ class Shard:
         self._suspects: int | None = None
         self._host = host
         self._guard: Guard | None = None
-        self.hot = Memory(part.shard) if self.path is not None else None
+        self.lanes = ShardLanes(part.shard) if host.catalog.has_lanes else None
+        """The lanes of a shard of format 3. None: it has an older format."""
+        self.hot = Memory(part.shard) if self.path is not None and self.lanes is None else None
         self._writer = Writer(
-            self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, end_boot=cooling.cool_all
-        )
-        self.direct = None if self.hot is None else Direct(host, part.shard, self.hot, self._writer)
+            self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, lanes=self.lanes,
+            end_boot=cooling.cool_all,
+        )  # fmt: skip
+        self.direct: Direct | LaneAlone | None = None
+        if self.lanes is not None:
+            self.direct = LaneAlone(host, self.lanes, self._writer)
+        elif self.hot is not None:
+            self.direct = Direct(host, part.shard, self.hot, self._writer)
         """Executes single-statement operations. None: this shard has none."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
         memory = Memory(part.shard)
-        self._reader = Reader(self._connect, self._writer, part.shard, host, memory, Shadows(memory))
+        shadows = Shadows(memory) if self.lanes is None else None
+        self._reader = Reader(self._connect, self._writer, part.shard, host, memory, shadows)
         """For reads that may take long."""
         self._glances = Reader(self._connect, self._writer, part.shard, host, Memory(part.shard))
         """For short reads while the writing connection is in use."""
+        self._reader_lanes, self._glance_lanes = ShardLanes(part.shard), ShardLanes(part.shard)
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """The reason why this shard is quarantined."""
@@ -243,7 +255,7 @@ class Shard:
         return result
 
     @property
-    def fast(self) -> Direct | None:
+    def fast(self) -> Direct | LaneAlone | None:
         """Executes single-statement operations. None: not possible now."""
         host = self._host
         return None if self.failed is not None or host.short_of_space or host.confirming.active else self.direct
@@ -355,6 +367,33 @@ class Shard:
         except StoreBusy:
             return self._glances.look_at(pick, look, 0.0)
 
+    def view(self, look: Callable[[ShardLanes], T], seconds: float = MEMORY_SECONDS) -> T:
+        """Run a short read of lanes, in a read transaction. It waits only briefly for a running transaction.
+
+        Args:
+            look: gets lanes that agree with the file. It may load more of them.
+        """
+        self.require()
+        lanes = self.lanes
+        assert lanes is not None
+        if self.path is None:
+            return self._writer.read(lambda db: _viewed(lanes, db, look))
+        try:
+            return self._writer.read(lambda db: _viewed(lanes, db, look), seconds)
+        except StoreBusy:
+            return self._glances.look(lambda db: _viewed(self._glance_lanes, db, look))
+
+    def survey(self, look: Callable[[ShardLanes], T]) -> T:
+        """Run a long read of lanes, on a connection that no writer waits for."""
+        self.require()
+        lanes = self.lanes
+        assert lanes is not None
+        if self.path is None:
+            return self._writer.read(lambda db: _viewed(lanes, db, look))
+        if self._reader.db is None:
+            self._writer.require_outside()
+        return self._reader.look(lambda db: _viewed(self._reader_lanes, db, look))
+
     def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run a read of a single statement, which needs no transaction around it.
 
@@ -381,7 +420,11 @@ class Shard:
     def pending(self) -> int:
         """Return the committed number of unresolved messages. Never waits for a transaction, not even the caller's own."""
         self.require()
+        if self.lanes is not None and self.path is not None:
+            return self._glances.look(lambda db: _viewed(self._glance_lanes, db, lambda lanes: lanes.memory.totals.pending))
         look = _pending if self.hot is None else _pending_with_logs
+        if self.lanes is not None:
+            return self._writer.pending
         if self.busy:
             return self._writer.pending if self.path is None else self._glances.glance(look)
         return self.glance(look)
@@ -404,6 +447,8 @@ class Shard:
 
     def newest(self) -> int:
         """Return the newest arrival number."""
+        if self.lanes is not None:
+            return self.glance(_newest_message)
         return self.glance(_newest if self.hot is None else _newest_with_logs)
 
     @property
@@ -553,6 +598,24 @@ class Shard:
 def _picked(_db: apsw.Connection, part: P | None) -> P:
     assert part is not None
     return part
+
+
+def _viewed(lanes: ShardLanes, db: apsw.Connection, look: Callable[[ShardLanes], T]) -> T:
+    """Run a read of lanes. If it is interrupted, or fails, memory is built anew."""
+    lanes.follow(db)
+    lanes.unsure = True
+    try:
+        found = look(lanes)
+    except UnknownMessage:
+        lanes.unsure = False
+        raise
+    lanes.unsure = False
+    return found
+
+
+def _newest_message(db: apsw.Connection) -> int:
+    newest: int = db.execute(LANE_LOG.newest).get[1]
+    return newest
 
 
 def _pending(db: apsw.Connection) -> int:

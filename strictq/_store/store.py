@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
+import apsw
+
 from .. import _files as files
 from .. import _hints as hints
 from .. import _process
@@ -31,7 +33,7 @@ from .._errors import (
 )
 from .._files import real_path
 from .._observe import EventHook, Observers, notify
-from .._sql import HOT
+from .._sql import HOT, LANE_TABLES
 from .._stats import ReplicationStatus
 from .._types import Event
 from . import catalog, fork, holders, worker_reports
@@ -44,9 +46,10 @@ from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
 from .lanes import claim, outbox, send, sweeps
 from .lanes.forget import Forgetting
-from .lanes.send import Item, Sent
+from .lanes.messages import Item, Sent
+from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings
-from .shard import CHECKPOINT_WAIT_SECONDS, Shard
+from .shard import CHECKPOINT_WAIT_SECONDS, MEMORY_SECONDS, Shard
 from .shipping.confirming import Confirming
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
@@ -65,6 +68,18 @@ EAGER_SHARDS: Final = 16
 """Up to this number, shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 ROW_BYTES: Final = 400
 """An upper bound of a message's disk space besides its body, including the unused part of its page."""
+
+
+def _epoch(db: apsw.Connection, sql: str) -> int | None:
+    epoch: int | None = db.execute(sql).get
+    return epoch
+
+
+def _lane_outlook(lanes: ShardLanes) -> tuple[bool, int, int, int]:
+    """Return whether something may be ready, when that may change by itself, and the epoch and the settings of the last write."""
+    ready, at = lanes.outlook()
+    mark = lanes.memory.mark
+    return ready, at, mark.epoch, mark.config_version
 
 
 class ReplicaLook(Protocol):
@@ -269,7 +284,8 @@ class Store(Settings):
         """End the leases of the previous boot. Reads would otherwise show them as live until the first write to each shard."""
         for shard in self.shards:
             with suppress(StrictqError):  # the first write does it
-                epoch = shard.glance(lambda db: db.execute(HOT.epoch).get)
+                sql = HOT.epoch if shard.lanes is None else LANE_TABLES.epoch
+                epoch = shard.glance(bound(_epoch, sql))
                 if epoch is not None and epoch < self.epoch:  # check() reports a missing row
                     shard.run(lambda _tx: None, 0.0)
 
@@ -487,6 +503,11 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.
         """
+        if shard.lanes is not None:
+            found, at, epoch, version = shard.view(_lane_outlook, MEMORY_SECONDS if seconds is None else seconds)
+            if epoch != self.epoch or version != self.settings[1]:
+                return True, None
+            return found or at <= self.now(), None if at >= NEVER else at
         logs = shard.hot is not None
         ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
@@ -500,6 +521,9 @@ class Store(Settings):
 
     def soonest(self) -> int | None:
         """Return the queue time at which something becomes ready by itself. None: never. Reads every lease."""
+        if self.catalog.has_lanes:
+            ends = [s.view(_lane_outlook)[1] for s in self.healthy()]
+            return min((at for at in ends if at < NEVER), default=None)
         times = [s.glance(claim.soonest) if s.hot is None else s.look(claim.soonest) for s in self.healthy()]
         return min((at for at in times if at is not None), default=None)
 

@@ -13,7 +13,8 @@ from .commit.app_database import AppDatabase
 from .commit.tx import Tx
 from .lanes import outbox, settle
 from .lanes.leases import Held, Settlement, Took
-from .lanes.send import Item, send
+from .lanes.messages import Item
+from .lanes.send import send
 from .store import Store
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 from ..._sql import SEND
 from ..commit.tx import Tx, insert_rows
 from ..lanes import lanes, send
-from ..lanes.send import INLINE_BYTES_MAX, Item
+from ..lanes.messages import Item, times_of
+from ..lanes.send import INLINE_BYTES_MAX
 
 COLUMNS: Final = 6
 CHUNK_ROWS: Final = 16_384
@@ -47,7 +48,7 @@ def append(tx: Tx, rows: BulkRows) -> None:
     keys, counts, places = rows.keys, rows.counts, rows.places
     first = tx.totals.last_id + 1
     begins = array("q", accumulate(counts, initial=0))
-    expires = send.times_of(tx.now, None, tx.config).expires
+    expires = times_of(tx.now, None, tx.config).expires
     listed = array("q", bytes(8 * len(places)))  # by place: the lane that its message lists, or 0
     in_key_order = sorted(range(len(keys)), key=keys.__getitem__)
     # Handle some lanes at a time: the state of all of them would need several times the memory of their messages.

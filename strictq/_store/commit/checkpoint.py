@@ -13,11 +13,11 @@ from ... import _files as files
 from ..._clock import Clock
 from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
 from ..._log import log
-from ..._sql import SHARD
+from ..._sql import LANE_LOG, LANE_TABLES, SHARD
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
 from .connection import Durability, LockWait, at_once, failed_sync, leak, no_room, translate
-from .tx import Totals
+from .tx import TOKEN_BITS, Totals
 from .writer import Writer
 
 WAL_PAGES: Final = 8000
@@ -122,15 +122,23 @@ class ShardWal:
         could
         become valid again, and with those the commits that were lost.
         """
-        if self._path is None or self._host.read_only or db.execute(SHARD.read_counter).get is None:
+        epoch = self._epoch(db)
+        if self._path is None or self._host.read_only or epoch is None:
             return  # without its counter row nothing is written to the shard; check() reports it
-        if Totals.read(db).epoch >= self._host.epoch:
+        if epoch >= self._host.epoch:
             return  # this boot has written to the shard already
         try:
             with self._at_its_end(db) as end:
                 layout.cut_wal(self._path, end)
         except OSError as e:
             raise files.failure("its WAL could not be truncated", e, self._shard) from e
+
+    def _epoch(self, db: apsw.Connection) -> int | None:
+        """Return the epoch of the last write that began one. None: the row that has it is missing."""
+        if self._host.catalog.has_lanes:
+            known: int | None = db.execute(LANE_TABLES.epoch).get
+            return known
+        return None if db.execute(SHARD.read_counter).get is None else Totals.read(db).epoch
 
     @contextmanager
     def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:
@@ -177,7 +185,11 @@ class ShardWal:
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
         db.execute("BEGIN IMMEDIATE")
-        db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))
+        if self._host.catalog.has_lanes:
+            db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))
+            db.execute(LANE_LOG.append_void)  # every memory is built anew
+        else:
+            db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))
         db.execute("COMMIT")
         self._writer.trust()
         self._host.trust(self._shard, failure)

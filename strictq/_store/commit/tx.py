@@ -16,16 +16,17 @@ from ..._errors import InvalidArgument
 from ..._keys import decode_key
 from ..._sql import SHARD
 from ..._types import Event
+from ..lane.entries import NEVER as NEVER
+from ..lane.entries import RATE_SECONDS
+from ..lane.entries import TOKEN_BITS as TOKEN_BITS
+from ..lane.entries import add_acks as add_acks
 
 if TYPE_CHECKING:
     from ..hot.memory import Memory
+    from ..lane.memory import RunningTotals
+    from ..onelane.shard_lanes import ShardLanes
 
-TOKEN_BITS: Final = 40
-"""A token is epoch * 2**40 + a number that no shard issues twice."""
-RATE_SECONDS: Final = 60.0
 SECOND: Final = 1_000_000
-NEVER: Final = 1 << 62
-"""A time that is never reached."""
 EPOCHS: Final = 1 << (62 - TOKEN_BITS)
 """The number of epochs that a token can represent."""
 
@@ -117,6 +118,7 @@ class Tx:
         "events",
         "hot",
         "hot_changes",
+        "lanes",
         "many",
         "now",
         "run",
@@ -135,10 +137,13 @@ class Tx:
         config: QueueConfig,
         changes_before: int,
         hot: Memory | None = None,
+        lanes: ShardLanes | None = None,
     ) -> None:
         self.changes_before = changes_before
         self.hot = hot
         """The shard's hot lanes. None: it has none."""
+        self.lanes = lanes
+        """The lanes of a shard of format 3. None: it has an older format."""
         self.hot_changes = 0
         """Rows written to the logs. They alone do not require that the counter row is written."""
         self.counts_before: tuple[int, ...] | None = None
@@ -224,11 +229,6 @@ def insert_values(tx: Tx, statements: dict[int, str], values: list[Any], width: 
             at += step
 
 
-def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
-    """Return the rate of acks after n more, and its time."""
-    return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * SECOND)) + n / RATE_SECONDS, now
-
-
-def decayed_rate(totals: Totals, now: int) -> float:
+def decayed_rate(totals: Totals | RunningTotals, now: int) -> float:
     """Return the messages acked per second, weighted by exp(-age / RATE_SECONDS)."""
     return totals.ack_rate * math.exp(-max(now - totals.ack_rate_at, 0) / (RATE_SECONDS * SECOND))

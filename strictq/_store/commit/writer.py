@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import apsw
 
@@ -44,6 +44,7 @@ from .tx import COUNTED, RARE, Totals, Tx
 
 if TYPE_CHECKING:
     from ..hot.memory import Memory
+    from ..onelane.shard_lanes import ShardLanes
     from .calls import Mergeable
 
 A = TypeVar("A")
@@ -112,16 +113,19 @@ class Writer:
         grouped: bool,
         in_memory: bool = False,
         hot: Memory | None = None,
+        lanes: ShardLanes | None = None,
         end_boot: Callable[[Tx], None] = lambda _tx: None,
     ) -> None:
         """Prepare the commit path; the connection is opened at the first use.
 
         Args:
             hot: the shard's hot lanes.
+            lanes: the lanes of a shard of format 3.
             end_boot: called before the leases of the previous boot are ended.
         """
         self._opener = opener
         self._hot = hot
+        self._lanes = lanes
         self._end_boot = end_boot
         self._in_memory = in_memory
         self._shard = part.shard
@@ -186,7 +190,7 @@ class Writer:
 
     def direct(
         self,
-        work: Callable[[apsw.Connection, Memory, Totals, int, A], T | None],
+        work: Callable[[apsw.Connection, Any, Any, int, A], T | None],
         given: A,
         settings: tuple[QueueConfig, int],
         seconds: float | None = None,
@@ -208,7 +212,7 @@ class Writer:
         Raises:
             As `run`.
         """
-        hot = self._hot
+        hot: Any = self._lanes or self._hot
         if self._owner:
             self.require_outside()
         grouped = self._grouped
@@ -263,7 +267,7 @@ class Writer:
 
     def _unsynced_commits(self) -> int:
         """Return how many commits may be unsynced; less, or a negative number, if memory is not current."""
-        hot, synced = self._hot, self._host.synced(self._shard)
+        hot, synced = self._lanes or self._hot, self._host.synced(self._shard)
         return UNSYNCED_MAX if hot is None or synced is None else hot.commits - synced
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
@@ -413,6 +417,8 @@ class Writer:
             tx.hot_changes = hot_changes
             if tx.hot is not None:
                 tx.hot.undone(tx.db)
+            elif tx.lanes is not None:
+                tx.lanes.undone(e)
             del tx.events[events:]
             call.error = translate(e, self._shard, tx.db)
 
@@ -421,7 +427,8 @@ class Writer:
         db = self._db
         if db is None or db.in_transaction or self._suspects(self._shard):
             db = self._connection()
-        hot = self._hot
+        lanes = self._lanes
+        hot: Any = lanes or self._hot
         try:
             self._begin_write(db, synced)
             totals = Totals.read(db) if hot is None else hot.begin(db, CATCH_UP_MAX) or self._catch_up(db, hot, synced)
@@ -433,7 +440,9 @@ class Writer:
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
-            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, hot)
+            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, None if lanes else hot, lanes)
+            if lanes is not None:
+                lanes.now = tx.now
             if totals.epoch != host.epoch:
                 self._agree_on_epoch(tx)
             if self._observers.counts:
@@ -442,12 +451,12 @@ class Writer:
         except BaseException as e:
             raise self._undo(e) from None
 
-    def _catch_up(self, db: apsw.Connection, hot: Memory, synced: bool) -> Totals:
+    def _catch_up(self, db: apsw.Connection, hot: Any, synced: bool) -> Totals:
         """Read what other processes wrote while they continue to write, and the rest under the write lock."""
         db.execute("ROLLBACK")
-        in_read_transaction(db, hot.outlook)
+        in_read_transaction(db, hot.outlook if self._lanes is None else self._lanes.follow)
         self._begin_write(db, synced)
-        totals = hot.begin(db)
+        totals: Totals | None = hot.begin(db)
         assert totals is not None
         return totals
 
@@ -490,8 +499,14 @@ class Writer:
         if totals.epoch > host.epoch:
             host.reload_epoch()
             tx.now = host.now()
+            if tx.lanes is not None:
+                tx.lanes.now = tx.now
         if totals.epoch < host.epoch:
             # This is the first write here since the machine booted: leases of the previous boot are over.
+            if tx.lanes is not None:
+                db.execute(SHARD.write_meta, ("suspects", totals.last_id))
+                tx.lanes.begin_epoch(tx, host.epoch, host.time_offset, keeps_leases=host.keeps_leases)
+                return
             self._end_boot(tx)
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
@@ -505,6 +520,9 @@ class Writer:
         """Write the counter row, if anything else was written."""
         if not tx.db.in_transaction:
             tx.require_whole()
+        if tx.lanes is not None:
+            tx.lanes.finish(tx, self._host)
+            return
         if tx.db.total_changes() - tx.changes_before == tx.hot_changes and not tx.dirty:
             return  # the logs contain what the counter row does not
         if tx.hot is not None:
@@ -520,7 +538,7 @@ class Writer:
         try:
             tx.run("COMMIT")
             tx.committed = True
-            hot = tx.hot
+            hot: Any = tx.lanes or tx.hot
             if hot is not None:
                 hot.totals, hot.unsure = tx.totals, False
                 if self._grouped and self.syncs:
@@ -559,6 +577,8 @@ class Writer:
                 db.execute("ROLLBACK")
         except apsw.Error:
             self._distrust_connection()
+        if self._lanes is not None:
+            self._lanes.rolled_back(error)
         return self._failed(error) if isinstance(error, (apsw.Error, *OF_PYTHON)) else error
 
     def _leave(self, held: list[bool]) -> None:
@@ -631,6 +651,8 @@ class Writer:
         if self._db is not None and self._suspects(self._shard):
             self._drop_connection()  # another process saw a sync fail; opening it again repairs that
         if self._db is None:
+            if self._lanes is not None:
+                self._lanes.unsure = True
             if self._hot is not None:
                 self._hot.unsure = True  # commits may have been lost, so numbers may be reused from now on
             self._db = self._opener()

@@ -19,10 +19,10 @@ from ..._observe import Observers
 from ..._sql import HOT
 from ..commit.tx import SECOND, TOKEN_BITS, Totals, add_acks
 from ..commit.writer import Writer
-from ..lanes.claim import Request
 from ..lanes.lanes import SAYS_STARTS
-from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Row, Settlement
-from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
+from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Request, Row, Settlement
+from ..lanes.messages import Item, Sent
+from ..lanes.send import INLINE_BYTES_MAX
 from . import cooling, tier
 from .journal import ACK, CLAIM
 from .lane import Claim, HotLane

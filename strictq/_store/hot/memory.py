@@ -31,7 +31,7 @@ from .lane import NO_ROWS, Claim, HotLane, HotLease
 from .order import ReadyOrder
 
 if TYPE_CHECKING:
-    from ..lanes.send import Item
+    from ..lanes.messages import Item
 
 _ID_OF: Final = itemgetter(ID)
 

@@ -19,7 +19,7 @@ from .lane import Claim, HotLane, HotLease
 from .memory import Memory
 
 if TYPE_CHECKING:
-    from ..lanes.send import Item
+    from ..lanes.messages import Item
 
 _SEQ_OF: Final = itemgetter(SEQ)
 _KEY_OF, _BODY_OF = itemgetter(0), itemgetter(1)

@@ -9,6 +9,7 @@ every commit, so it orders messages and entries.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,11 @@ Entry = tuple[int, int, int, int, int, int, str | None, bytes | None]
 queue create one, and it is bound to the statement as it is."""
 HOLDER: Final = 6
 
+WITH_MARK: Final = frozenset((NOTE, FOLD))
+"""Kinds beside which the row of `mark` may have been written."""
+NAMED_IN_A_LIFE: Final = 3
+"""How often a message is named, or arrives, from its send to its ack."""
+
 BY_KEY: Final = "k"
 """The `holder` of an entry whose data has keys: of a lease whose messages are all resolved, which `ack_first` leaves."""
 OVER: Final = "x"
@@ -53,6 +59,8 @@ OVER_SUSPECT: Final = "s"
 """The same. Messages that may have killed the holder are delivered one at a time from then on."""
 UNCHARGE: Final = "u"
 """The `holder` of a `START` that takes starts back."""
+POISON: Final = "p"
+"""The `holder` of a `REJECT` of messages that are out of attempts."""
 DEAD: Final = "d"
 """The `holder` of an `EXPIRE` whose messages became dead letters, so that their rows stay."""
 TOKEN_BITS: Final = 40
@@ -60,6 +68,7 @@ TOKEN_BITS: Final = 40
 NEVER: Final = 1 << 62
 """A time that is never reached."""
 
+RATE_SECONDS: Final = 60.0
 _KEY_LENGTH_BYTES: Final = 4
 _ID_BYTES: Final = 8
 _SWAP: Final = sys.byteorder == "big"
@@ -93,6 +102,11 @@ class LaneHolder(NamedTuple):
             raise ValueError(f"no holder: {text!r}")
         flags = int(text[0])
         return cls(text[1:], bool(flags & 1), bool(flags & 2))
+
+
+def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
+    """Return the rate of acks, messages a second weighted over a minute, after n more, and its time."""
+    return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * 1_000_000)) + n / RATE_SECONDS, now
 
 
 def is_charged(holder: str | None) -> bool:

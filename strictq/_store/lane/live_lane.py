@@ -251,6 +251,15 @@ class LiveLane:
             self._forget_rare(rare, ids)
         return removed + self.trim()
 
+    def withdraw(self, arrival: int) -> int:
+        """Remove an unleased message that goes on in another lane. Return by how many positions the window became shorter."""
+        if self.new and arrival in self.new:
+            self.new[self.new.index(arrival)] = 0
+            if self.rare is not None:
+                self._forget_rare(self.rare, [arrival])
+            return 0
+        return self.resolve([arrival])
+
     @staticmethod
     def _forget_rare(rare: RareState, ids: list[int]) -> None:
         for i in ids:

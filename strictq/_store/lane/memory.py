@@ -19,7 +19,7 @@ import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
 from . import entries as kinds
-from .entries import HOLDER, TOKEN_BITS, Entry
+from .entries import HOLDER, TOKEN_BITS, Entry, add_acks
 from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
 from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
 
@@ -72,6 +72,11 @@ class RunningTotals:
     dropped: int = 0
     purged: int = 0
     redriven: int = 0
+    dead_letters: int = 0
+    rejected: int = 0
+    empty_receives: int = 0
+    ack_rate: float = 0.0
+    ack_rate_at: int = 0
 
 
 @attrs.define
@@ -404,9 +409,6 @@ class ShardMemory:
         if self._counts(entry):
             self.totals.claims += 1
             self.totals.receives += n
-            for lane, ids in groups:
-                if lane.rare is not None:
-                    self.totals.redeliveries += sum(lane.attempts(i)[0] > 0 for i in ids)
 
     def _grown(self, entry: Entry, groups: Sequence[Group]) -> None:
         for lane, ids in groups:
@@ -469,8 +471,11 @@ class ShardMemory:
         totals.pending -= n
         if kind in (kinds.ACK, kinds.ACK_FIRST):
             totals.acks += n
+            totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, entry[2], n)
         elif kind == kinds.REJECT:
             totals.dead += n
+            totals.dead_letters += n
+            totals.rejected += n if entry[HOLDER] != kinds.POISON else 0
         elif kind == kinds.DROP:
             totals.dropped += n
         elif kind == kinds.PURGE:
@@ -479,6 +484,7 @@ class ShardMemory:
             totals.expired += n
             if entry[HOLDER] == kinds.DEAD:
                 totals.dead += n
+                totals.dead_letters += n
 
     @staticmethod
     def _remember(lane: LiveLane, token: int, kind: int, ids: list[int]) -> None:
@@ -519,6 +525,8 @@ class ShardMemory:
         for lane, ids in groups:
             self.touch(lane)
             if entry[HOLDER] in (kinds.OVER, kinds.OVER_SUSPECT):
+                if self._counts(entry):
+                    self.totals.redeliveries += len(lane.leased())
                 lane.expire_lease(suspects=entry[HOLDER] == kinds.OVER_SUSPECT)
                 self.place(lane)
             elif ids:
@@ -583,6 +591,27 @@ class ShardMemory:
             self.totals.pending += n
             self.totals.dead -= n
             self.totals.redriven += n
+
+    def _parked(self, entry: Entry, groups: Sequence[Group]) -> None:
+        """Move a message to a lane of its own. The entry says all that the new lane must know of it."""
+        id_, _, _, top, _, due, holder, _ = entry
+        starts, crashes = map(int, (holder or "").split(","))
+        for lane, numbers in groups:
+            self.touch(lane)
+            arrival = numbers[-1]
+            if len(numbers) == 1:
+                self.loaded -= lane.withdraw(arrival)
+                if lane.grant is None:
+                    self.place(lane)
+                continue
+            lane.tail = lane.first = numbers[0]
+            lane.ids = [arrival]
+            self.loaded += 1
+            if starts or due:
+                lane.with_rare_state().tried[arrival] = (starts, crashes, due)
+            self.place(lane, place_of_retry(id_, top))
+        if self._counts(entry):
+            self.totals.lanes += 1
 
     def _forgotten(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Forget lanes whose rows were deleted. New ones begin above the floor, which is `token` here."""
@@ -712,10 +741,10 @@ class ShardMemory:
 
     # ---- fingerprints
 
-    def keys_of(self, arrivals: Iterable[int]) -> dict[int, bytes]:
-        """Return the keys of those messages that the cache has."""
+    def places_of(self, arrivals: Iterable[int]) -> dict[int, tuple[bytes, int]]:
+        """Return key and seq of those messages that the cache has."""
         rows = self.rows
-        return {i: rows[i][M_KEY] for i in arrivals if i in rows}
+        return {i: (rows[i][M_KEY], rows[i][M_SEQ]) for i in arrivals if i in rows}
 
 
 EFFECTS: Final[dict[int, Callable[[ShardMemory, Entry, Sequence[Group]], None]]] = {
@@ -735,6 +764,7 @@ EFFECTS: Final[dict[int, Callable[[ShardMemory, Entry, Sequence[Group]], None]]]
     kinds.HOLD: ShardMemory._held,
     kinds.RELEASE_HOLD: ShardMemory._let_go,
     kinds.REDRIVE: ShardMemory._redriven,
+    kinds.PARK: ShardMemory._parked,
     kinds.FORGET: ShardMemory._forgotten,
     kinds.NOTE: ShardMemory._noted,
     kinds.VOID: ShardMemory._noted,

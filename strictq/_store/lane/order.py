@@ -85,6 +85,21 @@ class LaneOrder:
         self.delayed_rest = RestCursor()
         self.leased_rest = RestCursor()
 
+    @property
+    def may_have_ready(self) -> bool:
+        """Return whether a ready lane may be listed here or at rest."""
+        return bool(self.arrived or self.ready or self.ready_rest.next < NEVER)
+
+    @property
+    def next_end(self) -> int:
+        """Return a time before which no lease ends."""
+        return min(self.ends[0][0] if self.ends else NEVER, self.leased_rest.next)
+
+    @property
+    def next_due(self) -> int:
+        """Return a time before which no delay ends."""
+        return min(self.delays[0][0] if self.delays else NEVER, self.delayed_rest.next)
+
     def list(self, lane: LiveLane, place: int) -> None:
         """List a lane, unless a plan has taken it. Then the caller that applies or refuses the plan lists it."""
         if lane.listed not in (place, TAKEN):

@@ -10,6 +10,7 @@ from ..._errors import LeaseLost
 from ..._sql import SETTLE
 from ..commit.tx import Tx
 from ..hot import tier
+from ..onelane import settling
 from . import lanes, settle
 from .leases import Settlement
 
@@ -40,6 +41,8 @@ class Advance:
 
     def __call__(self, tx: Tx) -> dict[Settlement, LeaseLost]:
         """Run it. Return the refused settlements, which changed nothing. The others took effect."""
+        if tx.lanes is not None:
+            return settling.advance(tx, self._last, self._heads, self._starting)
         heads, last, starting = self._heads, self._last, self._starting
         hot = tx.hot
         if hot is not None and hot.lanes and tx.config.history == "off":

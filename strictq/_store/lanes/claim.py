@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 
@@ -21,8 +21,26 @@ from ..commit.tx import NEVER, SECOND, Tx, insert_rows
 from ..hot import cooling, tier
 from ..hot.lane import Claim, HotLane
 from ..hot.memory import Memory
+from ..onelane import claiming
 from . import history, lanes, retries, sweeps
-from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, SUSPECT, Claimed, Held, Row
+from .leases import (
+    ATTEMPTS,
+    BODY,
+    CAREFUL,
+    DUE,
+    EXPIRES,
+    HEADERS,
+    ID,
+    KEY,
+    LANE,
+    POSITION,
+    SEQ,
+    SUSPECT,
+    Claimed,
+    Held,
+    Request,
+    Row,
+)
 
 CULL_STEP: Final = 200
 """The number of messages, expired or out of attempts, that one claim removes. The rest is left to the next one."""
@@ -31,33 +49,6 @@ HEAD_PAGE: Final = 256
 _BODY_OF: Final = itemgetter(BODY)
 _LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
 _ENDLESS: Final = repeated(CLAIM.insert_endless, 128, 16, 4, 1)
-
-
-class Request(NamedTuple):
-    """The limits of a claim.
-
-    Attributes:
-        lease: microseconds; None: the queue's setting.
-        charge: a single message in its lease counts as started. False: only its holder's start counts.
-        starts: the holder calls start before each handler, so a message that was not started has not killed it.
-        endless: the lease has no deadline and outlives a reboot, because a batch holds it.
-        arrived_to: only messages with an arrival number up to this one.
-        bytes_max: stop before bodies and headers exceed this, but not before the first message.
-        packed: plain messages may be returned column by column.
-    """
-
-    room: int
-    per_key: int | None
-    lease: int | None
-    consumer: str
-    ack_first: bool = False
-    keys: tuple[bytes, ...] | None = None
-    charge: bool = True
-    starts: bool = False
-    endless: bool = False
-    arrived_to: int | None = None
-    bytes_max: int | None = None
-    packed: bool = False
 
 
 class _Claim:
@@ -232,6 +223,8 @@ class _Claim:
 
 def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
+    if tx.lanes is not None:
+        return claiming.claim(tx, request)
     work = _Claim(tx, request)
     hot = tx.hot
     if hot is not None and hot.lanes:

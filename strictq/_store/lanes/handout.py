@@ -20,8 +20,7 @@ from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, Totals, Tx
 from ..disk.stored import present
 from . import claim, history, lanes, retries, settle
-from .claim import Request
-from .leases import Held, Settlement
+from .leases import Held, Request, Settlement
 
 PRUNE_STEP: Final = 2
 """The number of old batches that one transaction deletes."""

@@ -69,10 +69,11 @@ def keep(tx: Tx, ranges: Sequence[tuple[int, int, int, End]]) -> None:
             for lane, lo, hi, end in ranges
         ],
     )
-    _trim(tx, tx.db.total_changes() - before)
+    trim(tx, tx.db.total_changes() - before)
 
 
-def _trim(tx: Tx, added: int) -> None:
+def trim(tx: Tx, added: int) -> None:
+    """Remove some of the oldest records, after others were added."""
     first, last = tx.run(HISTORY.bounds).get
     if first is None:
         return

@@ -1,11 +1,11 @@
-"""The results of a receive and the arguments of a settlement."""
+"""The limits and the results of a receive, and the arguments of a settlement."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._errors import LeaseLost
 from ..bulk import packing
@@ -104,6 +104,33 @@ class Held:
         apart = tuple(self.apart[seq] for seq in seqs if seq in self.apart) if self.apart else ()
         end = history.ACKED if took is None else history.End("acked", 1, *took)
         return Settlement(self.lane, self.key, self.token, seqs, False, apart, start, end)
+
+
+class Request(NamedTuple):
+    """The limits of a claim.
+
+    Attributes:
+        lease: microseconds; None: the queue's setting.
+        charge: a single message in its lease counts as started. False: only its holder's start counts.
+        starts: the holder calls start before each handler, so a message that was not started has not killed it.
+        endless: the lease has no deadline and outlives a reboot, because a batch holds it.
+        arrived_to: only messages with an arrival number up to this one.
+        bytes_max: stop before bodies and headers exceed this, but not before the first message.
+        packed: plain messages may be returned column by column.
+    """
+
+    room: int
+    per_key: int | None
+    lease: int | None
+    consumer: str
+    ack_first: bool = False
+    keys: tuple[bytes, ...] | None = None
+    charge: bool = True
+    starts: bool = False
+    endless: bool = False
+    arrived_to: int | None = None
+    bytes_max: int | None = None
+    packed: bool = False
 
 
 _NONE: Final[Mapping[int, int]] = {}

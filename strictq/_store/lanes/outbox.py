@@ -16,7 +16,8 @@ from ..._sql import OUTBOX
 from ..commit.calls import bound
 from ..commit.tx import Tx
 from ..shard import Shard
-from .send import Item, Options, Sent, Times, send, times_of
+from .messages import Item, Options, Sent, Times, times_of
+from .send import send
 
 FORWARD_STEP: Final = 500
 

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
-from ... import _hints as hints
 from ..._config import QueueConfig
-from ..._errors import InvalidArgument, MessageTooLarge, QueueFull
+from ..._errors import QueueFull
 from ..._keys import is_keyless
 from ..._lazy import LazyList
 from ..._sql import HOT, SEND, repeated
@@ -22,8 +21,10 @@ from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling, tier
 from ..hot.lane import HotLane
 from ..hot.memory import Memory
+from ..onelane import sending
 from . import lanes
 from .leases import Row
+from .messages import Item, Options, Sent, Times, require_valid, times_of
 
 FORGET_STEPS_MAX: Final = 64
 """The maximum number of steps in one transaction that forget idle lanes, however many lanes are new."""
@@ -33,32 +34,6 @@ INLINE_BYTES_MAX: Final = 800
 """Larger bodies are stored out of line: in `message` they would overflow a page (1,002 bytes of a 4 KiB page)."""
 _LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
 INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
-
-
-class Options(NamedTuple):
-    """A message's options, in stored units: microseconds, JSON."""
-
-    dedup_id: str | None = None
-    delay: int = 0
-    ttl: int | None = None
-    headers: str | None = None
-    size_hint: float | None = None
-    prepare_seconds: float | None = None
-    process_seconds: float | None = None
-
-
-class Times(NamedTuple):
-    """The queue times at which a forwarded message was sent, is due, and expires. Its transaction fixed them."""
-
-    sent_at: int
-    due: int | None
-    expires: int | None
-
-
-Item = tuple[bytes, bytes, Options | None, Times | None]
-"""Stored key, body, options (None: plain), times (None: now; only with options)."""
-Sent = tuple[int, int, bytes | None]
-"""seq, id, and the stored key of the earlier message with the same dedup id. None: the message is new."""
 
 
 class SentInTurn(LazyList[Sent]):
@@ -127,15 +102,6 @@ def issue(tx: Tx, wanted: Iterable[tuple[Tail | HotLane, int]]) -> int:
     return first
 
 
-def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
-    """Return when a message that is sent now is due and expires."""
-    ttl = options.ttl if options is not None and options.ttl is not None else None
-    if ttl is None and config.ttl_seconds is not None:
-        ttl = int(config.ttl_seconds * SECOND)
-    delay = options.delay if options is not None else 0
-    return Times(now, now + delay if delay > 0 else None, None if ttl is None else now + ttl)
-
-
 class Append:
     """The sends of one call, as an operation that merges with those of other threads."""
 
@@ -161,19 +127,6 @@ class Append:
         return [[next(sent) for _ in each._items] for each in others]
 
 
-def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
-    """Refuse messages that the configuration does not permit. It is newer than the one they were validated against.
-
-    Raises:
-        MessageTooLarge, InvalidArgument: nothing changed.
-    """
-    for item in items:
-        if config.keyless == "refuse" and is_keyless(item[0]):
-            raise InvalidArgument("a message needs a key", hint=hints.CONFIGURE_KEYLESS)
-        if len(item[1]) > config.max_body_bytes:
-            raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
-
-
 def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:
     """Append messages to their lanes. All of them are appended, or none.
 
@@ -182,6 +135,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     Raises:
         QueueFull: they would exceed max_depth.
     """
+    if tx.lanes is not None:
+        return sending.send(tx, items, depth_elsewhere=depth_elsewhere)
     totals = tx.totals
     counts = {items[0][0]: 1} if len(items) == 1 else Counter(map(_KEY, items))
     hot = tx.hot

@@ -19,6 +19,8 @@ from ..._sql import CLAIM, LANES, SETTLE
 from ..commit.tx import Tx, insert_rows
 from ..hot import tier
 from ..hot.memory import Memory
+from ..onelane import settling
+from ..tables import key_states
 from . import failures, lanes, resolution, retries
 from .claim import HEAD_PAGE, is_plain, with_body
 from .failures import AttemptFailure
@@ -67,6 +69,8 @@ class AckClaimed(Ack):
 
 def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
     """Ack messages. The valid acks take effect; the others are returned."""
+    if tx.lanes is not None:
+        return settling.ack(tx, batches)
     hot = tx.hot
     if hot is not None and hot.lanes and tx.config.history == "off":
         left = tier.ack(tx, hot, batches)
@@ -193,6 +197,8 @@ def ack_lane(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: nothing changed.
     """
+    if tx.lanes is not None:
+        return settling.ack_lane(tx, batch)
     hot = tx.hot
     if hot is not None and tx.config.history == "off" and not tier.ack(tx, hot, [batch]):
         return True
@@ -213,6 +219,8 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: neither is the case.
     """
+    if tx.lanes is not None:
+        return settling.is_held(tx, batch)
     if tx.hot is not None and tier.holds(tx.hot, batch):
         return True
     locate(tx, [batch])
@@ -221,6 +229,8 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
 
 def done_before(tx: Tx, batch: Settlement) -> bool:
     """Return whether the lane's last resolution acked this batch."""
+    if tx.lanes is not None:
+        return settling.done_before(tx, batch)
     locate(tx, [batch])
     row = tx.run(LANES.get, (batch.lane,)).get
     return row is not None and resolution.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
@@ -277,6 +287,8 @@ def shrink(
 
 def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Charge an attempt of these messages, one of each batch, durably: their handlers start."""
+    if tx.lanes is not None:
+        return settling.start(tx, batches)
     return _hot_first(tx, batches, tier.start, None, lambda b: _start_lane(tx, b))
 
 
@@ -294,6 +306,8 @@ def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: Atte
     Returns:
         For each: microseconds until the next attempt. None: the message was out of attempts.
     """
+    if tx.lanes is not None:
+        return settling.nack(tx, batches, delay, failure)
     return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, failure))
 
 
@@ -323,6 +337,8 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFai
 
 def defer(tx: Tx, batches: Sequence[Settlement], delay: int, reason: str | None) -> list[LeaseLost | None]:
     """Give back each batch's one message and everything later that its lease holds, without charging an attempt."""
+    if tx.lanes is not None:
+        return settling.defer(tx, batches, delay, reason)
     return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, AttemptFailure(reason), failed=False, began=False))
 
 
@@ -333,6 +349,8 @@ def defer_failed(
 
     `sweeps.end_failure_delays` may end their delays.
     """
+    if tx.lanes is not None:
+        return settling.defer_failed(tx, batches, delay, failures, began)
     left = iter(failures)
     return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left), failed=True, began=began))
 
@@ -380,6 +398,8 @@ def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: in
 
 def reject(tx: Tx, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
     """Dead-letter messages now, one of each batch. The error is the reason."""
+    if tx.lanes is not None:
+        return settling.reject(tx, batches, failure)
     return _one_by_one(tx, batches, lambda b: _reject_lane(tx, b, failure))
 
 
@@ -398,6 +418,8 @@ def _reject_lane(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
 
 def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
     """Store the output so far of the handlers of these messages, one of each batch."""
+    if tx.lanes is not None:
+        return settling.note(tx, batches, said)
     texts = iter(said)
     return _one_by_one(tx, batches, lambda b: _note_lane(tx, b, next(texts)))
 
@@ -411,6 +433,8 @@ def _note_lane(tx: Tx, batch: Settlement, said: str) -> None:
 
 def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
     """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines."""
+    if tx.lanes is not None:
+        return settling.extend(tx, batches, length)
     deadline = tx.now + length
     return _hot_first(
         tx, batches, lambda tx, hot, some: tier.extend(tx, hot, some, deadline), deadline, lambda b: _extend_lane(tx, b, length)
@@ -439,6 +463,8 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
     Raises:
         LeaseLost: nothing changed.
     """
+    if tx.lanes is not None:
+        return settling.more(tx, batch, limit)
     locate(tx, [batch])
     lease = _live(tx, batch)
     if lease is None:
@@ -467,6 +493,8 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
 
 def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Release each batch's first message and everything later that its lease holds, unused. No attempt is charged."""
+    if tx.lanes is not None:
+        return settling.release(tx, batches)
     return _hot_first(tx, batches, tier.release, None, lambda b: _release_lane(tx, b))
 
 
@@ -481,11 +509,16 @@ def _release_lane(tx: Tx, batch: Settlement) -> None:
 
 
 def key_state(tx: Tx, key: bytes) -> bytes | None:
+    if tx.lanes is not None:
+        return key_states.of(tx.db, key)
     lane = lanes.number(tx, key)
     return None if lane is None else tx.run(SETTLE.key_state, (lane,)).get
 
 
 def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
+    if tx.lanes is not None:
+        key_states.set_(tx.db, key, value)
+        return
     lane = lanes.number(tx, key)
     if lane is None:
         if value is None:
@@ -499,6 +532,8 @@ def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
 
 def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
     """Return the first message that a live lease still holds. None: the token is dead, or the batch was given back."""
+    if tx.lanes is not None:
+        return settling.lowest_unresolved(tx, batch)
     if tx.hot is not None and (first := tier.lowest(tx.hot, batch)) is not None:
         return first
     locate(tx, [batch])

@@ -5,73 +5,69 @@ The batch rule: take the oldest ready lane that nobody holds, with as many of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from heapq import heappop
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import apsw
-
+from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
-from ..lane.entries import NEVER, Entry, encode_keys
+from ..lane.entries import NEVER, LaneHolder, encode_groups
 from ..lane.live_lane import TAKEN, LiveLane
-from ..lane.memory import Group
+from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
-from ..tables import dead, resting
-from .loading import Loader, NeedsTransactionError
+from ..lanes import history, retries
+from ..lanes.leases import SUSPECT, Claimed, Request, Row
+from ..tables import resting, trouble
+from . import ending, expiring
+from .loading import NeedsTransactionError
+from .message_opts import row_of
+
+if TYPE_CHECKING:
+    from .shard_lanes import ShardLanes
 
 LOADED_TOGETHER: Final = 32
 """How many lanes at rest are loaded at once, in the order of their index."""
 CULL_STEP: Final = 200
-"""How many expired messages one claim removes. The rest is left to the next one."""
-
-
-class ClaimRequest(NamedTuple):
-    """The limits of a claim.
-
-    Attributes:
-        room: the number of messages.
-        per_key: messages of each lane; None: as many as fit.
-        keys: only of these lanes.
-        suspects: messages that may have killed the holder of an expired lease are delivered one at a time.
-        dead_letters: messages whose TTL is over become dead letters.
-    """
-
-    room: int
-    per_key: int | None = None
-    keys: tuple[bytes, ...] | None = None
-    suspects: bool = True
-    dead_letters: bool = False
+"""How many messages, expired or out of attempts, one claim removes. The rest is left to the next one."""
+ALONE_MAX: Final = 16
+"""A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
 
 
 class Claiming:
-    """Plans claims on one shard.
+    """Plans claims on one shard."""
 
-    Args:
-        append: writes an entry of a transaction, and applies it.
-    """
-
-    def __init__(self, db: apsw.Connection, loader: Loader, append: Callable[..., Entry]) -> None:
-        self._db = db
-        self._loader = loader
-        self._memory = loader.memory
-        self._append = append
+    def __init__(self, store: ShardLanes) -> None:
+        self._store = store
+        self._db = store.db
+        self._loader = store.loader
+        self._memory = store.memory
         self._taken: list[tuple[LiveLane, int]] = []
+        self._tx: Tx | None = None
+        self.cut_short = False
+        """Whether the last plan left work that is bounded to the next claim."""
 
-    def plan(self, request: ClaimRequest, now: int) -> list[Group]:
-        """Take lanes from the order, with the messages to lease. The caller applies the claim, or calls `refuse`."""
+    def plan(self, request: Request, now: int, tx: Tx | None) -> list[Group]:
+        """Take lanes from the order, with the messages to lease. The caller applies the claim, or calls `refuse`.
+
+        Args:
+            tx: None: the claim is a single statement, so nothing else may be written.
+        """
         if self._memory.unplaced:
             self._loader.place_all()
-        self._taken = []
+        self._taken, self._tx, self.cut_short = [], tx, False
         groups: list[Group] = []
-        room, cull = request.room, CULL_STEP
-        named = iter(request.keys) if request.keys is not None else None
+        passed: list[LiveLane] = []
+        room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
+        bounded = request.arrived_to is not None or bytes_left is not None
+        named = iter(self._in_order(request.keys)) if request.keys is not None else None
         while room > 0:
             lane = self._next(now) if named is None else self._next_of(named, now)
             if lane is None:
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
             rare = lane.rare
-            if rare is None and lane.grant is None and not lane.due and not lane.expires:
+            if rare is None and lane.grant is None and not lane.due and not lane.expires and not bounded:
                 # The common case of `_choose`.
                 ids = lane.ids
                 if ids is not None and ids[0] and (len(ids) >= limit or not lane.split):
@@ -81,19 +77,47 @@ class Claiming:
                         room -= len(chosen)
                         continue
             if lane.grant is not None:
-                self._end_expired(lane, request)
-            while cull > 0 and 0 < lane.expires <= now and (over := self._cull(lane, request, min(limit, cull), now)):
+                expiring.expire(self._require_tx(), lane)
+            while cull > 0 and 0 < lane.expires <= now and (over := self._cull(lane, min(limit, cull), now)):
                 cull -= over
+            chosen = self._choose(lane, limit, now) if cull > 0 else []
+            while cull > 0 and chosen and (given_up := self._first_given_up(lane, chosen)) is not None:
+                if chosen[0] != given_up:
+                    chosen = chosen[: chosen.index(given_up)]
+                    break
+                cull -= 1
+                self._give_up(lane, given_up)
+                chosen = self._choose(lane, limit, now)
             if cull <= 0:
+                self.cut_short = True
                 self._put_back(lane)
                 break
-            chosen = self._choose(lane, limit, now)
+            if chosen and request.arrived_to is not None:
+                chosen = [i for i in chosen if i <= request.arrived_to]
+                if not chosen:
+                    passed.append(lane)  # it keeps its place, and is listed again at the end
+                    continue
+            if chosen and bytes_left is not None:
+                fitting, bytes_left, full = self._fit(chosen, bytes_left, first=not groups)
+                if full and not fitting:
+                    passed.append(lane)
+                    break
+                chosen = fitting
+                if full:
+                    room = len(chosen)
             if chosen:
                 groups.append((lane, chosen))
                 room -= len(chosen)
             else:
                 self._put_back(lane)
+        for lane in passed:
+            self._list_again(lane)
         return groups
+
+    def _require_tx(self) -> Tx:
+        if self._tx is None:
+            raise NeedsTransactionError
+        return self._tx
 
     def refuse(self) -> None:
         """List the lanes again that a plan has taken, and whose claim was not written."""
@@ -103,11 +127,29 @@ class Claiming:
                 self._memory.order.list(lane, place)
         self._taken = []
 
+    def _list_again(self, lane: LiveLane) -> None:
+        for each, place in self._taken:
+            if each is lane and lane.listed == TAKEN:
+                lane.listed = 0
+                if place > 0:
+                    self._memory.order.list(lane, place)
+                else:
+                    self._memory.place(lane)
+
     def _put_back(self, lane: LiveLane) -> None:
         """Place a lane that has nothing to deliver now."""
         lane.listed = 0
         if lane.grant is None:
             self._memory.place(lane)
+
+    def look_ahead(self) -> None:
+        """Find the next lanes at rest in each index, unless they are known."""
+        order = self._memory.order
+        for statement, cursor in (
+            (resting.READY, order.ready_rest), (resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest),
+        ):  # fmt: skip
+            if cursor.next == -NEVER or not cursor.ahead:
+                resting.look_ahead(self._db, statement, cursor)
 
     # ---- the order
 
@@ -143,11 +185,16 @@ class Claiming:
             order.front = head[0]
             return lane
 
-    def _next_of(self, keys: Iterator[bytes], now: int) -> LiveLane | None:
-        """Return the next of the named lanes that may be claimed, and take it."""
+    def _in_order(self, keys: Sequence[bytes]) -> list[LiveLane]:
+        """Return the lanes of keys in their order of readiness."""
         self._loader.require_snapshot()
-        for key in keys:
-            lane = self._loader.lane(key)
+        lanes = [self._loader.lane(key) for key in keys]
+        lanes.sort(key=lambda lane: lane.listed or NEVER)
+        return lanes
+
+    def _next_of(self, lanes: Iterator[LiveLane], now: int) -> LiveLane | None:
+        """Return the next of the named lanes that may be claimed, and take it."""
+        for lane in lanes:
             if lane.listed == TAKEN or (lane.grant is not None and lane.grant.deadline > now):
                 continue
             if not (lane.ids or lane.rare or lane.split):
@@ -209,14 +256,6 @@ class Claiming:
 
     # ---- a lane's messages
 
-    def _end_expired(self, lane: LiveLane, request: ClaimRequest) -> None:
-        """End an expired lease by an entry of its own, so that the lane is free when its messages are chosen."""
-        self._loader.require_snapshot()
-        grant = lane.grant
-        if grant is not None:
-            mark = kinds.OVER_SUSPECT if request.suspects else kinds.OVER
-            self._append(kinds.RELEASE, [(lane, [])], token=grant.token, holder=mark, data=encode_keys([lane.key]))
-
     def _choose(self, lane: LiveLane, limit: int, now: int) -> list[int]:
         """Return the messages of a free lane that may be delivered together."""
         loader, rare = self._loader, lane.rare
@@ -253,10 +292,40 @@ class Claiming:
                 return chosen[:at]
         return chosen
 
-    def _cull(self, lane: LiveLane, request: ClaimRequest, most: int, now: int) -> int:
+    def _first_given_up(self, lane: LiveLane, chosen: list[int]) -> int | None:
+        """Return the first of these messages that is out of attempts. None: there is none."""
+        rare = lane.rare
+        if rare is None or not rare.tried or self._tx is None:
+            if rare is not None and rare.tried:
+                raise NeedsTransactionError
+            return None
+        tried, config = rare.tried, self._tx.config
+        for i in chosen:
+            if i in tried and retries.given_up(config, ending.stored_attempts(self._tx, lane, i)):
+                return i
+        return None
+
+    def _give_up(self, lane: LiveLane, arrival: int) -> None:
+        tx = self._require_tx()
+        known = trouble.of(tx.db, arrival)
+        stored = ending.stored_attempts(tx, lane, arrival)
+        reason = retries.why(tx.config, stored, tx.now - (known.first_at or tx.now), known.error)
+        ending.apply_poison(tx, lane, arrival, reason)
+
+    def _fit(self, chosen: list[int], left: int, *, first: bool) -> tuple[list[int], int, bool]:
+        """Return those of a lane's next messages whose bodies and headers fit, what is left, and whether the rest did not fit."""
+        rows = self._store.whole(chosen)
+        for at, i in enumerate(chosen):
+            row = rows.get(i)
+            size = 0 if row is None else len(row[M_BODY]) + len(row[M_OPTS] or "")
+            if size > left and (at or not first):
+                return chosen[:at], left, True
+            left -= size
+        return chosen, left, left <= 0
+
+    def _cull(self, lane: LiveLane, most: int, now: int) -> int:
         """Resolve expired messages among the next ones of a free lane. Return how many there were."""
-        loader = self._loader
-        loader.require_snapshot()
+        loader, tx = self._loader, self._require_tx()
         while lane.split and sum(1 for i in lane.ids or () if i) < most:
             loader.extend(lane, most)
         spared = lane.rare.redriven if lane.rare is not None else ()
@@ -264,10 +333,94 @@ class Claiming:
         times = loader.log.times(window)
         over = [i for i in window[:most] if 0 < (times.get(i, (None, None))[1] or NEVER) <= now]
         if over:
-            if request.dead_letters:
-                dead.bury(self._db, lane.key, [(lane.seq_of(i), i) for i in over], now, "expired", None)
-            self._append(kinds.EXPIRE, [(lane, over)], holder=kinds.DEAD if request.dead_letters else None)
+            ending.expire(tx, lane, over)
         if not lane.split:
             gone = set(over)
             lane.expires = min((end for i in window if i not in gone and (end := times.get(i, (None, None))[1])), default=0)
         return len(over)
+
+
+def claim(tx: Tx, request: Request) -> Claimed:
+    """Lease the oldest ready messages, whole lanes at a time (or `per_key` messages of each)."""
+    store = tx.lanes
+    assert store is not None
+    claiming = store.claiming
+    out = _prepared(store, request, tx.now, int(tx.config.lease_seconds * SECOND))
+    groups = claiming.plan(request, max(tx.now, store.memory.at), tx)
+    out.more = claiming.cut_short
+    if not groups:
+        return out
+    _fill(store, out, groups)
+    out.token = store.memory.new_token()
+    holder = LaneHolder(request.consumer, request.charge, request.starts).encode()
+    store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
+    if request.ack_first:
+        ending.keep(tx, [i for _, ids in groups for i in ids], history.ACKED, tx.now)
+        store.append(kinds.ACK_FIRST, groups, token=out.token)
+    return out
+
+
+def claim_alone(store: ShardLanes, request: Request, now: int, length: int) -> tuple[Claimed, list[Group]] | None:
+    """Plan a claim that a single statement writes. None: that is not possible now, and nothing changed."""
+    memory, claiming = store.memory, store.claiming
+    if request.room > ALONE_MAX or request.ack_first or request.endless or request.keys is not None or request.packed:
+        return None
+    memory.unsure = True  # the plan changes the order
+    store.loader.alone = True
+    try:
+        groups = claiming.plan(request, max(now, memory.at), None)
+    except NeedsTransactionError:
+        groups = []
+    store.loader.alone = False
+    if not groups:
+        claiming.refuse()
+        memory.unsure = False
+        return None
+    out = _prepared(store, request, now, length)
+    _fill(store, out, groups)
+    out.token = memory.new_token()
+    return out, groups
+
+
+def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: Request, now: int) -> bool:
+    """Commit a planned claim. Return False if another process wrote meanwhile: then nothing changed."""
+    memory = store.memory
+    holder = LaneHolder(request.consumer, request.charge, request.starts).encode()
+    data = encode_groups([ids for _, ids in groups])
+    entry = (memory.seen + 1, kinds.CLAIM, max(now, memory.at), memory.top, out.token, out.deadline, holder, data)
+    if store.append_alone(entry, groups):
+        return True
+    memory.unsure = True
+    store.claiming.refuse()
+    memory.unsure = False
+    return False
+
+
+def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Claimed:
+    out = Claimed(store.shard, length if request.lease is None else request.lease)
+    out.deadline = NEVER if request.endless else min(now + out.lease, NEVER)
+    return out
+
+
+def _fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
+    """Add the messages of the lanes that a claim takes. One whose row is gone belongs to a process that slept past its lease."""
+    shard = store.shard
+    ids = [i for _, chosen in groups for i in chosen]
+    messages = store.whole(ids)
+    rows: list[Sequence[Row]] = []
+    for lane, chosen in groups:
+        rare = lane.rare
+        if rare is None:
+            some = [row_of(row, 0, 0, shard) for i in chosen if (row := messages.get(i)) is not None]
+        else:
+            some = [_rare_row(lane, row, shard) for i in chosen if (row := messages.get(i)) is not None]
+        if some:
+            rows.append(some)
+    out.hot, out.ids, out.messages = rows, array("q", ids), sum(map(len, rows))
+
+
+def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:
+    starts, _, _ = lane.attempts(row[0])
+    rare = lane.rare
+    suspect = rare is not None and rare.solo >= row[2]
+    return row_of(row, starts, SUSPECT if suspect else 0, shard)

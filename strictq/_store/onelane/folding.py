@@ -48,7 +48,7 @@ class Folder:
         )
 
     def fold(self, messages: int, now: int) -> None:
-        """Write as many slices as are due for a call of so many messages."""
+        """Write as many slices as are due for a call of so many messages, at the end of its transaction."""
         left = 1 + messages // MESSAGES_PER_SLICE
         while left and self.is_due:
             self.slice(now)
@@ -62,8 +62,6 @@ class Folder:
         entry_id, at = memory.seen + 1, max(now, memory.at)
         self._rows.write([memory.lanes[key] for key in keys], entry_id)
         stored = memory.mark
-        stored.counted, stored.counted_top = entry_id, memory.top
-        stored.last_token, stored.seq_floor = memory.last_token, memory.floor
         if last:
             resolved = [i for position, ids in memory.gone if position <= to for i in ids]
             gone.delete(self._db, self._log, memory.shard, resolved, memory.top)
@@ -72,7 +70,15 @@ class Folder:
                 stored.cut, stored.mid = found
                 self._log.cut(stored.cut)
             stored.fold_position = max(stored.fold_position, to)
-        mark.write(self._db, stored, memory.totals)
+        self.store_mark(entry_id)
         entry = (entry_id, FOLD, at, memory.top, 0, to, None, None if last else keys[-1])
         self._log.append(entry)
         memory.apply(entry, ())
+
+    def store_mark(self, entry: int) -> None:
+        """Write `mark` as of an entry that is about to be appended."""
+        memory = self._memory
+        stored = memory.mark
+        stored.counted, stored.counted_top = entry, memory.top
+        stored.last_token, stored.seq_floor = memory.last_token, memory.floor
+        mark.write(self._db, stored, memory.totals)

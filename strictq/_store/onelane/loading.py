@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import apsw
 
 from ..._errors import StoreCorrupt
+from ..._keys import ASIDE, is_keyless
 from ..lane import entries as kinds
 from ..lane.entries import Entry, decode_groups, decode_keys
 from ..lane.live_lane import LaneAtRest, LiveLane
@@ -19,6 +20,11 @@ from ..tables.lane_rows import LaneRows
 
 KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
 KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
+
+
+def parked_key(key: bytes, seq: int) -> bytes:
+    """Return the key of the lane that a keyless message is parked in."""
+    return key + ASIDE + b"%d" % seq
 
 
 class NeedsTransactionError(Exception):
@@ -164,6 +170,8 @@ class Loader:
             raise StoreCorrupt(f"row {entry[0]} of its journal has invalid data: {e}", shard=shard, cause=e) from e
         if kind == kinds.REDRIVE:
             return self._with_seqs(named, entry)
+        if kind == kinds.PARK:
+            return self._parked(named[0][0], entry)
         keys = self.keys_of([ids[0] for ids in named])
         known = [(key, ids) for ids in named if (key := keys.get(ids[0])) is not None]
         behind = {lane.key: lane for lane in self._behind([key for key, _ in known], entry)}
@@ -175,11 +183,26 @@ class Loader:
         return found
 
     def keys_of(self, arrivals: Sequence[int]) -> dict[int, bytes]:
-        """Return the keys of messages. Those whose rows were deleted are missing."""
-        keys = self.memory.keys_of(arrivals)
-        if len(keys) < len(arrivals):
-            keys |= {i: key for i, (key, _) in self.log.keys(set(arrivals).difference(keys)).items()}
-        return keys
+        """Return the keys of the lanes that messages are in. Those whose rows were deleted are missing."""
+        places = self.memory.places_of(arrivals)
+        if len(places) < len(arrivals):
+            places |= self.log.keys(set(arrivals).difference(places))
+        return {i: key if not is_keyless(key) else self._lane_of(key, seq) for i, (key, seq) in places.items()}
+
+    def _lane_of(self, key: bytes, seq: int) -> bytes:
+        """Return the key of the lane of a keyless message, which may be parked."""
+        aside = parked_key(key, seq)
+        memory = self.memory
+        is_parked = aside in memory.lanes or aside in memory.tails or bool(self.rows.load([aside]))
+        return aside if is_parked and (aside not in memory.lanes or memory.lanes[aside].tail) else key
+
+    def _parked(self, arrival: int, entry: Entry) -> list[Group]:
+        places = self.log.keys([arrival])
+        if arrival not in places:
+            return []
+        key, seq = places[arrival]
+        aside = parked_key(key, seq)
+        return [(lane, [arrival] if lane.key == key else [seq, arrival]) for lane in self._behind([key, aside], entry)]
 
     def _behind(self, keys: Sequence[bytes], entry: Entry) -> list[LiveLane]:
         """Return the lanes of keys that do not include an entry."""

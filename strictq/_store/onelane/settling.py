@@ -1,72 +1,500 @@
-"""The plans of a holder's calls on its leases. A plan refuses before anything is changed, and memory stays as it is."""
+"""A holder's operations on its leases: start, ack, nack, defer, reject, extend, grow, release.
+
+Every operation carries the token, and is refused if that is dead. It plans on memory before anything changes. The messages of all
+lanes with one token are one entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from ..._errors import LeaseLost
-from ..._keys import decode_key
+from ..._keys import ASIDE, decode_key, is_keyless
+from ..commit.tx import Tx
+from ..lane import entries as kinds
+from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
-from .loading import Loader
+from ..lanes import retries
+from ..lanes.failures import AttemptFailure, with_failure
+from ..lanes.leases import Lost, Row, Settlement
+from ..tables import trouble
+from . import ending, expiring, parking
+from .loading import NeedsTransactionError
+from .message_opts import row_of
+from .shard_lanes import ShardLanes
 
-Settled = Sequence[tuple[bytes, list[int]]]
-"""Messages by key, ascending: of each lane those that a call settles."""
+T = TypeVar("T")
+RESOLVED = "the message is resolved or not of this lease"
+GIVES_BACK = (kinds.NACK, kinds.DEFER)
 
 
-class LeaseSettling:
-    """Plans a holder's calls on one shard."""
+# ---- plans: what a live lease holds
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._memory = loader.memory
 
-    def plan(self, token: int, settled: Settled) -> list[Group]:
-        """Return the lanes, if a live lease with this token holds all of these messages.
+def held_lane(store: ShardLanes, key: bytes, token: int) -> LiveLane | None:
+    """Return a key's lane if a live lease with this token has it."""
+    lane = store.memory.lanes.get(key)
+    if lane is None or lane.rest:
+        lane = store.loader.lane(key)
+    grant = lane.grant
+    return lane if grant is not None and grant.token == token else None
 
-        Raises:
-            LeaseLost: the token is dead, or a message is resolved or not of its lease. Nothing was changed.
-        """
-        lanes = self._memory.lanes
-        groups: list[Group] = []
-        for key, ids in settled:
-            lane = lanes.get(key)
-            if lane is None or lane.rest:
-                lane = self._loader.lane(key)
-            grant = lane.grant
-            if grant is None or grant.token != token:
-                raise self._lost(key, token)
-            n, window = len(ids), lane.ids
-            if not (window is not None and n <= lane.held and window[:n] == ids) and not lane.holds(ids):
-                raise self._lost(key, token, "the message is resolved or not of this lease")
+
+def held_ids(lane: LiveLane, seqs: Sequence[int]) -> list[int] | None:
+    """Return the arrival numbers of these messages if the lane's lease holds all of them unresolved. Otherwise None."""
+    rare, n = lane.rare, len(seqs)
+    if rare is not None and rare.front_held:
+        known = dict(rare.front[: rare.front_held])
+        return [known[seq] for seq in seqs] if all(seq in known for seq in seqs) else None
+    window, at = lane.ids, seqs[0] - lane.first
+    if window is None or at < 0 or seqs[-1] - lane.first >= lane.held:
+        return None
+    ids = window[at : at + n] if seqs[-1] - seqs[0] + 1 == n else [window[seq - lane.first] for seq in seqs]
+    return None if 0 in ids else ids
+
+
+def plan(store: ShardLanes, batch: Settlement, kind: int) -> Group | None:
+    """Return the lane and the messages of a settlement. None: exactly this was done before, under this token.
+
+    Raises:
+        LeaseLost: the token is dead, or a message is resolved or not part of this lease. Nothing changed.
+    """
+    lane = held_lane(store, batch.key, batch.token)
+    ids = None if lane is None else held_ids(lane, batch.seqs)
+    if lane is not None and ids is not None:
+        return lane, ids
+    if was_done(store, batch.key, batch.token, kind, batch.seqs):
+        return None
+    raise lost(batch, why="the lease was lost" if lane is None else RESOLVED)
+
+
+def was_done(store: ShardLanes, key: bytes, token: int, kind: int, seqs: Iterable[int]) -> bool:
+    """Return whether a lane's last resolution did this under this token, so that the repeated call succeeds."""
+    lane = store.loader.lane(key)
+    done = lane.done
+    if done is None and lane.bare:
+        store.loader.require_snapshot()
+        done = parse_done(store.rows.row(key).done)
+    if done is None or done[0] != token:
+        return False
+    same = done[1] in GIVES_BACK if kind in GIVES_BACK else done[1] == kind
+    _, _, low, high, left_out = done
+    return same and all(low <= seq <= high and seq not in left_out for seq in seqs)
+
+
+def lost(batch: Settlement, seq: int | None = None, why: str = "the lease was lost") -> LeaseLost:
+    return LeaseLost(decode_key(batch.key), batch.seqs[0] if seq is None else seq, batch.token, why)
+
+
+def _store(tx: Tx) -> ShardLanes:
+    assert tx.lanes is not None
+    return tx.lanes
+
+
+# ---- ack
+
+
+def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
+    """Ack messages. The valid acks take effect; the others are returned."""
+    store = _store(tx)
+    refused: list[Lost] = [{} for _ in batches]
+    together: dict[int, list[tuple[Settlement, LiveLane, list[int]]]] = {}
+    named: set[bytes] = set()
+    for n, batch in enumerate(batches):
+        if batch.key in named:
+            _write_acks(tx, together)  # a lane is named once in an entry
+            together, named = {}, set()
+        try:
+            found = plan(store, batch, kinds.ACK)
+        except LeaseLost as e:
+            refused[n] = {batch.seqs[0]: e} if len(batch.seqs) == 1 else _ack_each(tx, batch)
+            continue
+        if found is not None:
+            named.add(batch.key)
+            together.setdefault(batch.token, []).append((batch, *found))
+    _write_acks(tx, together)
+    return refused
+
+
+def _ack_each(tx: Tx, batch: Settlement) -> Lost:
+    """Ack message by message, so that the valid ones take effect."""
+    found: Lost = {}
+    for seq in batch.seqs:
+        found |= ack(tx, [Settlement(0, batch.key, batch.token, [seq], end=batch.end)])[0]
+    return found
+
+
+def _write_acks(tx: Tx, together: dict[int, list[tuple[Settlement, LiveLane, list[int]]]]) -> None:
+    store = _store(tx)
+    for token, some in together.items():
+        if tx.config.history != "off":
+            for batch, lane, ids in some:
+                ending.keep(tx, ids, batch.end, None if lane.grant is None else lane.grant.at)
+        starting = [(lane, batch.start) for batch, lane, _ in some if batch.start is not None]
+        store.append(kinds.ACK, [(lane, ids) for _, lane, ids in some], token=token)
+        _start(store, token, [(lane, head) for lane, seq in starting if (head := _startable(lane, seq))])
+        for _, lane, _ in some:
+            if lane.grant is None and lane.listed:
+                tx.wake = True
+
+
+def ack_lane(tx: Tx, batch: Settlement) -> bool:
+    """Ack messages of one lane. Return False if exactly this was done before, under this token.
+
+    Raises:
+        LeaseLost: nothing changed.
+    """
+    store = _store(tx)
+    try:
+        found = plan(store, batch, kinds.ACK)
+    except LeaseLost as e:
+        raise store.refuse(e) from None
+    if found is None:
+        return False
+    _write_acks(tx, {batch.token: [(batch, *found)]})
+    return True
+
+
+def is_held(tx: Tx, batch: Settlement) -> bool:
+    """Return whether a live lease holds these messages, all unresolved. False: they were acked before, under this token.
+
+    Raises:
+        LeaseLost: neither is the case.
+    """
+    store = _store(tx)
+    try:
+        return plan(store, batch, kinds.ACK) is not None
+    except LeaseLost as e:
+        raise store.refuse(e) from None
+
+
+def done_before(tx: Tx, batch: Settlement) -> bool:
+    """Return whether the lane's last resolution acked this batch."""
+    return was_done(_store(tx), batch.key, batch.token, kinds.ACK, batch.seqs)
+
+
+def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
+    """Return the first message that a live lease still holds. None: the token is dead, or the batch was given back."""
+    lane = held_lane(_store(tx), batch.key, batch.token)
+    if lane is None or not is_of_lease(lane, batch.seqs[0]):
+        return None
+    left = lane.leased()
+    return left[0][0] if left else None
+
+
+def is_of_lease(lane: LiveLane, seq: int) -> bool:
+    """Return whether a message is, or was, of the lane's live lease, and was not given back."""
+    rare = lane.rare
+    if rare is not None and rare.front_held:
+        return lane.low <= seq <= rare.front[rare.front_held - 1][0]
+    return lane.low <= seq < lane.first + lane.held
+
+
+def advance(
+    tx: Tx, last: Sequence[tuple[Settlement, int, int]], heads: Sequence[Settlement], starting: Sequence[Settlement]
+) -> dict[Settlement, LeaseLost]:
+    """Ack messages of leases, start the messages behind them, and other starts. Return what was refused: see `Advance`."""
+    refused: dict[Settlement, LeaseLost] = {}
+    batches = [*heads, *(batch for batch, _, _ in last)]
+    for batch, found in zip(batches, ack(tx, batches), strict=True):
+        if found:
+            refused[batch] = next(iter(found.values()))
+    outcomes = zip(starting, start(tx, starting), strict=True)
+    return refused | {batch: error for batch, error in outcomes if error is not None}
+
+
+# ---- starts
+
+
+def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+    """Charge an attempt of these messages, one of each batch, durably: their handlers start."""
+    store = _store(tx)
+    results: list[LeaseLost | None] = []
+    together: dict[int, list[Group]] = {}
+    for batch in batches:
+        lane = held_lane(store, batch.key, batch.token)
+        if lane is None or not is_of_lease(lane, batch.seqs[0]):
+            results.append(lost(batch))
+            continue
+        results.append(None)
+        if ids := _startable(lane, batch.seqs[0]):
+            together.setdefault(batch.token, []).append((lane, ids))
+    for token, groups in together.items():
+        _start(store, token, groups)
+    return results
+
+
+def _startable(lane: LiveLane, seq: int) -> list[int] | None:
+    """Return the message if its start is not known yet."""
+    return held_ids(lane, [seq]) if lane.grant is not None and lane.started < seq else None
+
+
+def _start(store: ShardLanes, token: int, groups: Sequence[Group]) -> None:
+    if groups:
+        store.append(kinds.START, groups, token=token)
+
+
+# ---- what gives messages back
+
+
+def _one_by_one(batches: Sequence[Settlement], act: Callable[[Settlement], T]) -> list[T | LeaseLost]:
+    """Call `act` for each. A refused one changed nothing; the others take effect."""
+    results: list[T | LeaseLost] = []
+    for batch in batches:
+        try:
+            results.append(act(batch))
+        except LeaseLost as e:
+            results.append(e)
+    return results
+
+
+def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure) -> list[int | LeaseLost | None]:
+    """Give back each batch's one message and everything later that its lease holds, to be retried first.
+
+    Returns:
+        For each: microseconds until the next attempt. None: the message was out of attempts.
+    """
+    return _one_by_one(batches, lambda b: _nack(tx, b, delay, failure))
+
+
+def _nack(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure) -> int | None:
+    store, config = _store(tx), tx.config
+    found = plan(store, batch, kinds.NACK)
+    if found is None:
+        return 0
+    lane, (arrival,) = found
+    noted = expiring.note_attempt(tx, lane, arrival, failure, tx.now, crashed=False)
+    stored = ending.stored_attempts(tx, lane, arrival) + retries.FAILED
+    wait = retries.retry_delay(config, batch.key, retries.starts(stored)) if delay is None else delay
+    due = due_after(tx.now, wait, failed=delay is None) or 0
+    failing = tx.now - (noted.first_at or tx.now)
+    given_up = retries.given_up(config, stored, failing)
+    store.append(kinds.NACK, [found], token=batch.token, deadline=due)
+    tx.wake = True
+    if given_up:
+        ending.apply_poison(tx, lane, arrival, retries.why(config, stored, failing, failure.error))
+        return None
+    _set_aside(tx, lane, arrival, batch.seqs[0], due)
+    return wait
+
+
+def _set_aside(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int) -> None:
+    """Move a message that was given back, if it is keyless, to a lane of its own, so that it blocks no other message."""
+    if is_keyless(lane.key) and ASIDE not in lane.key:
+        parking.park(tx, lane, arrival, seq, due)
+
+
+def defer(tx: Tx, batches: Sequence[Settlement], delay: int, reason: str | None) -> list[LeaseLost | None]:
+    """Give back each batch's one message and everything later that its lease holds, without charging an attempt."""
+    return _one_by_one(batches, lambda b: _defer(tx, b, delay, AttemptFailure(reason), failed=False, began=False))
+
+
+def defer_failed(
+    tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[AttemptFailure], began: bool
+) -> list[LeaseLost | None]:
+    """Do the same for messages that failed through no fault of their own, or that wait with such ones and did not begin.
+
+    `end_failure_delays` may end their delays.
+    """
+    left = iter(failures)
+    return _one_by_one(batches, lambda b: _defer(tx, b, delay, next(left), failed=True, began=began))
+
+
+def _defer(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, *, failed: bool, began: bool) -> None:
+    # A nack and a defer give back the same messages, and a retried call must find the same record.
+    store = _store(tx)
+    found = plan(store, batch, kinds.DEFER)
+    if found is None:
+        return
+    lane, (arrival,) = found
+    due = due_after(tx.now, delay, failed=failed) or 0
+    known = trouble.of(tx.db, arrival)
+    noted = known
+    if began:
+        starts = lane.attempts(arrival)[0] + 1
+        noted = known._replace(
+            errors=with_failure(known.errors, starts, tx.now, failure), error=failure.error or known.error,
+            output=failure.output or known.output,
+        )  # fmt: skip
+    elif failure.error is not None:  # not an attempt's error: only the reason why it waits
+        noted = known._replace(error=failure.error)
+    if noted != known:
+        trouble.set_(tx.db, arrival, noted)
+    store.append(kinds.DEFER, [found], token=batch.token, deadline=due)
+    tx.wake = True
+    _set_aside(tx, lane, arrival, batch.seqs[0], due)
+
+
+FAILURE_MARK = 63
+"""The low six bits of `due`, in microseconds, if a failure caused the delay. No other delay of a retry has these bits, so nothing
+else is needed to distinguish them."""
+
+
+def due_after(now: int, delay: int, *, failed: bool) -> int | None:
+    """Return when a message that is given back is due; None: now. At most 63 µs earlier or 1 µs later than asked.
+
+    Args:
+        failed: it failed, and the delay is the queue's retry delay.
+    """
+    if delay <= 0:
+        return None
+    due = now + delay
+    if failed:
+        return due - (due - FAILURE_MARK) % (FAILURE_MARK + 1)
+    return due + 1 if due & FAILURE_MARK == FAILURE_MARK else due
+
+
+def reject(tx: Tx, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
+    """Dead-letter messages now, one of each batch. The error is the reason."""
+    return _one_by_one(batches, lambda b: _reject(tx, b, failure))
+
+
+def _reject(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
+    found = plan(_store(tx), batch, kinds.REJECT)
+    if found is None:
+        return
+    lane, (arrival,) = found
+    starts = lane.attempts(arrival)[0] + (1 if batch.seqs[0] <= lane.started else 0)
+    known = trouble.of(tx.db, arrival)
+    errors = with_failure(known.errors, starts, tx.now, failure)
+    trouble.set_(tx.db, arrival, known._replace(errors=errors, output=failure.output or known.output))
+    ending.bury(tx, lane, arrival, kind="rejected", reason=failure.error, starts=starts, token=batch.token)
+    tx.wake = True
+
+
+def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
+    """Store the output so far of the handlers of these messages, one of each batch."""
+    texts = iter(said)
+    return _one_by_one(batches, lambda b: _note(tx, b, next(texts)))
+
+
+def _note(tx: Tx, batch: Settlement, said: str) -> None:
+    lane = held_lane(_store(tx), batch.key, batch.token)
+    if lane is None or not is_of_lease(lane, batch.seqs[0]):
+        raise lost(batch)
+    ids = held_ids(lane, batch.seqs[:1])
+    if ids is not None:
+        trouble.set_(tx.db, ids[0], trouble.of(tx.db, ids[0])._replace(output=said))
+
+
+def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+    """Release a message of each lease, and everything later that it holds, unused."""
+    return _one_by_one(batches, lambda b: _release(tx, b))
+
+
+def _release(tx: Tx, batch: Settlement) -> None:
+    store = _store(tx)
+    lane = held_lane(store, batch.key, batch.token)
+    if lane is None:
+        raise lost(batch)
+    left = lane.leased()
+    ids = [i for seq, i in left if seq >= batch.seqs[0]]
+    if ids and len(ids) < len(left):
+        store.append(kinds.RELEASE, [(lane, ids[:1])], token=batch.token)
+    elif ids or not left:
+        store.append(kinds.RELEASE, [(lane, [])], token=batch.token, holder=kinds.BY_KEY, data=encode_keys([lane.key]))
+    tx.wake = True
+
+
+# ---- leases that last longer, or grow
+
+
+def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
+    """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines."""
+    store, deadline = _store(tx), min(tx.now + length, kinds.NEVER)
+    results: list[int | LeaseLost] = []
+    together: dict[int, dict[bytes, LiveLane]] = {}
+    for batch in batches:
+        lane = held_lane(store, batch.key, batch.token)
+        if lane is None:
+            results.append(lost(batch))
+            continue
+        results.append(deadline)
+        together.setdefault(batch.token, {})[lane.key] = lane
+    for token, lanes in together.items():
+        groups: list[Group] = [(lane, []) for lane in lanes.values()]
+        data = encode_keys(lanes)
+        store.append(kinds.EXTEND, groups, token=token, deadline=deadline, holder=kinds.BY_KEY, data=data)
+        tx.wake = True
+    return results
+
+
+def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
+    """Extend a lease over up to `limit` later messages of its lane, under the same token. Return them, seq ascending.
+
+    Raises:
+        LeaseLost: nothing changed.
+    """
+    store = _store(tx)
+    lane = held_lane(store, batch.key, batch.token)
+    if lane is None or not is_of_lease(lane, batch.seqs[0]):
+        raise store.refuse(lost(batch))
+    ids = _growth(tx, store, lane, limit)
+    if not ids:
+        return []
+    store.append(kinds.MORE, [(lane, ids)], token=batch.token)
+    messages = store.whole(ids)
+    return [row_of(messages[i], lane.attempts(i)[0], 0, store.shard) for i in ids if i in messages]
+
+
+def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
+    """Return the messages behind a lease that may join it: plain ones of a lease that is whole and not over."""
+    grant, rare = lane.grant, lane.rare
+    if (
+        grant is None
+        or not lane.held
+        or grant.deadline <= tx.now
+        or (rare is not None and (rare.hold or rare.front or rare.closed))
+    ):
+        return []
+    while lane.split and len(lane.ids or ()) < lane.held + most:
+        if not store.loader.extend(lane, most):
+            break
+    behind = [(seq, i) for seq, i in enumerate((lane.ids or [])[lane.held :], lane.first + lane.held) if i][:most]
+    times = store.log.times([i for _, i in behind]) if lane.expires or (rare is not None and rare.delayed) else {}
+    found: list[int] = []
+    for seq, i in behind:
+        due, expires = times.get(i, (None, None))
+        spared = rare is not None and i in rare.redriven
+        if rare is not None:
+            starts, _, until = lane.attempts(i)
+            due = until if starts or until else due
+            if seq <= rare.solo or retries.given_up(tx.config, ending.stored_attempts(tx, lane, i)):
+                break
+        if not spared and ((due or 0) > tx.now or 0 < (expires or 0) <= tx.now):
+            break
+        found.append(i)
+    return found
+
+
+# ---- single statements
+
+
+def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> bool | None:
+    """Ack messages with a single statement. Return whether a lane is ready now. None: that is not possible now."""
+    token = batches[0].token
+    groups: list[Group] = []
+    named: set[bytes] = set()
+    store.loader.alone = True
+    try:
+        for batch in batches:
+            if batch.token != token or batch.start is not None or batch.key in named:
+                return None
+            lane = held_lane(store, batch.key, token)
+            ids = None if lane is None else held_ids(lane, batch.seqs)
+            if lane is None or ids is None:
+                return None  # memory may be behind, so only a transaction refuses
             groups.append((lane, ids))
-        return groups
-
-    def leased(self, token: int, keys: Iterable[bytes]) -> list[LiveLane]:
-        """Return the lanes of keys, if they have live leases with this token, whatever these hold.
-
-        Raises:
-            LeaseLost: one has not. Nothing was changed.
-        """
-        found = []
-        for key in keys:
-            lane = self._loader.lane(key)
-            if lane.grant is None or lane.grant.token != token:
-                raise self._lost(key, token)
-            found.append(lane)
-        return found
-
-    def was_done(self, key: bytes, token: int, kind: int, seqs: Iterable[int]) -> bool:
-        """Return whether a lane's last resolution did this under this token, so that the repeated call succeeds."""
-        lane = self._loader.lane(key)
-        done = lane.done
-        if done is None and lane.bare:
-            done = parse_done(self._loader.rows.row(key).done)
-        if done is None or done[:2] != (token, kind):
-            return False
-        _, _, low, high, left_out = done
-        return all(low <= seq <= high and seq not in left_out for seq in seqs)
-
-    def _lost(self, key: bytes, token: int, why: str = "the lease was lost") -> LeaseLost:
-        lane = self._memory.lanes.get(key)
-        return LeaseLost(decode_key(key), lane.first if lane is not None else 0, token, why)
+            named.add(batch.key)
+    except NeedsTransactionError:
+        return None
+    finally:
+        store.loader.alone = False
+    memory = store.memory
+    data = kinds.encode_groups([ids for _, ids in groups])
+    entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, None, data)
+    if not store.append_alone(entry, groups):
+        return None
+    return any(lane.listed for lane, _ in groups)

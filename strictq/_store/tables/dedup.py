@@ -10,24 +10,29 @@ from ..._sql import LANE_TABLES
 
 FORGET_STEP: Final = 8
 """How many ids whose windows have ended one send removes, so that each new id pays for the removal of old ones."""
+Earlier = tuple[int, int, bytes | None]
+"""Seq and arrival number of an earlier message with the same id, and its key if the id is of the whole queue."""
 
 
-def remember(db: apsw.Connection, row: tuple[bytes, str, int, int, int], now: int) -> int | None:
-    """Remember (key, dedup id, seq, arrival number, end of its window).
+def remember(db: apsw.Connection, row: tuple[bytes, str, int, int, int, bytes | None], now: int) -> Earlier | None:
+    """Remember (key, dedup id, seq, arrival number, end of its window, key if the first one is empty).
 
     Returns:
-        None: it is new. Otherwise the seq of the message that was sent with it.
+        None: it is new.
     """
     run: Any = db.execute
     run(LANE_TABLES.add_dedup, (*row, now))
-    if db.changes():
-        return None
-    found: int = run(LANE_TABLES.dedup_seq, row[:2]).get
+    return None if db.changes() else find(db, row[0], row[1], now)
+
+
+def find(db: apsw.Connection, key: bytes, dedup_id: str, now: int) -> Earlier | None:
+    """Return the earlier message with a dedup id. None: there is none within the window."""
+    found: Earlier | None = db.execute(LANE_TABLES.dedup_seq, (key, dedup_id, now)).get
     return found
 
 
-def forget_some(db: apsw.Connection, now: int) -> None:
+def forget_some(db: apsw.Connection, now: int, limit: int = FORGET_STEP) -> None:
     """Remove some ids whose windows have ended."""
     run: Any = db.execute
     many: Any = db.executemany
-    many(LANE_TABLES.drop_dedup, run(LANE_TABLES.old_dedups, (now, FORGET_STEP)).fetchall())
+    many(LANE_TABLES.drop_dedup, run(LANE_TABLES.old_dedups, (now, limit)).fetchall())

@@ -47,6 +47,8 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
                 few[bucket] = few.get(bucket, 0) | 1 << (one & _BUCKET - 1)
         begin = before = i
     log.delete_ranges(ranges)
+    if db.execute(LANE_TABLES.any_trouble).get:
+        db.executemany(LANE_TABLES.drop_trouble, ranges)
     if few:
         _in_buckets(db, log, shard, few, top)
 
@@ -68,6 +70,8 @@ def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, in
             keep.append((bucket, all_bits.to_bytes(_BYTES, "little")))
     log.delete(kill)
     many: Any = db.executemany
+    if kill and db.execute(LANE_TABLES.any_trouble).get:
+        many(LANE_TABLES.drop_trouble, [(i, i) for i in kill])
     many(LANE_TABLES.drop_gone, full)
     many(LANE_TABLES.write_gone, keep)
 

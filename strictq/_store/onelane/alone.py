@@ -1,0 +1,106 @@
+"""Calls that are one statement, which is its own transaction.
+
+A send, a receive or an ack writes one row of a log. The statement that writes it compares both logs with memory, as every
+transaction does when it begins, and writes nothing if they differ. So BEGIN, that read and COMMIT are omitted. A result of None
+means that nothing changed, and a transaction must do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from ..._config import QueueConfig
+from ..commit.tx import SECOND
+from ..commit.writer import Writer
+from ..hot.direct import Attempt, DirectHost
+from ..lanes.leases import Claimed, Lost, Settlement
+from ..lanes.messages import Item, Sent
+from . import claiming, sending, settling
+from .shard_lanes import ShardLanes
+
+
+class LaneAlone:
+    """Sends, receives and acks of one shard."""
+
+    def __init__(self, host: DirectHost, lanes: ShardLanes, writer: Writer) -> None:
+        self._host = host
+        self._lanes = lanes
+        self._writer = writer
+        self._observers = host.observers
+
+    def _may(self, config: QueueConfig) -> bool:
+        """Return whether the settings permit it, and no observer must be called."""
+        return config.history == "off" and not self._observers.counts and not self._observers.durations
+
+    def send(self, item: Item, checked: QueueConfig) -> Sent | None:
+        """Append a message without options.
+
+        Args:
+            checked: the settings that it was validated against.
+        """
+        settings = self._host.settings
+        config = settings[0]
+        if item[2] is not None or checked is not config or config.max_depth is not None or not self._may(config):
+            return None
+        done = self._writer.direct(self._send, item, settings)
+        if done is None:
+            return None
+        if done[0]:
+            self._host.wake()
+        return done[1]
+
+    def _send(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, item: Item) -> tuple[bool, Sent] | None:
+        return sending.send_alone(lanes, item, now, self._host.settings[0]) if lanes.may_be_alone else None
+
+    def claim(self, attempt: Attempt, seconds: float | None) -> Claimed | None:
+        """Lease what is ready now.
+
+        Args:
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS.
+        """
+        settings = self._host.settings
+        if not self._may(settings[0]):
+            return None
+        return self._writer.direct(self._claim, attempt, settings, seconds, synced=False)
+
+    def _claim(self, db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, attempt: Attempt) -> Claimed | None:
+        if not lanes.may_be_alone:
+            return None
+        request = attempt.request
+        planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND))
+        if planned is None:
+            return None
+        claimed, groups = planned
+        attempt.brought.append((attempt.shard, attempt, claimed))
+        changes = db.total_changes()
+        try:
+            self._writer.omit_sync(db)
+            if not claiming.write_alone(lanes, claimed, groups, request, now):
+                return None
+            attempt.committed = True
+        except BaseException:
+            attempt.committed = db.total_changes() != changes
+            raise
+        return claimed
+
+    def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
+        """Ack these messages if live leases with one token hold all of them."""
+        settings = self._host.settings
+        if not self._may(settings[0]):
+            return None
+        ready = self._writer.direct(self._ack, batches, settings)
+        if ready is None:
+            return None
+        if ready:
+            self._host.wake()
+        return [{} for _ in batches]
+
+    def ack_one(self, key: bytes, token: int, seq: int) -> bool:
+        """Ack a message of a live lease. Return False if a transaction must do it."""
+        return self.ack([Settlement(0, key, token, (seq,))]) is not None
+
+    def _ack(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, batches: Sequence[Settlement]) -> bool | None:
+        return settling.ack_alone(lanes, batches, now) if lanes.may_be_alone else None

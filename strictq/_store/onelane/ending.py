@@ -1,0 +1,96 @@
+"""How messages end without an ack: as dead letters, dropped, expired or purged. Each end is one entry, and its record."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import apsw
+
+from ..._keys import ASIDE, is_keyless
+from ..._sql import HISTORY
+from ..commit.tx import Tx
+from ..lane import entries as kinds
+from ..lane.entries import encode_keys
+from ..lane.live_lane import LiveLane
+from ..lanes import history, retries
+from ..tables import dead, trouble
+from . import parking
+
+POISON_HOLD: Final = "poison"
+
+
+def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:
+    """Record messages before they end. Does nothing if no records are kept.
+
+    Args:
+        leased_at: when their lease began.
+    """
+    config = tx.config
+    if config.history == "off" or not arrivals:
+        return
+    values = (
+        tx.now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, config.history == "bodies",
+        apsw.carray(array("q", arrivals)), end.output, leased_at,
+    )  # fmt: skip
+    tx.run(HISTORY.keep_ended, values)
+    history.trim(tx, len(arrivals))
+
+
+def bury(tx: Tx, lane: LiveLane, arrival: int, *, kind: str, reason: str | None, starts: int, token: int = 0) -> None:
+    """Make a message a dead letter, at its own seq.
+
+    Args:
+        starts: of its handler.
+    """
+    assert tx.lanes is not None
+    known = trouble.of(tx.db, arrival)
+    keep(tx, [arrival], history.End(kind, starts - known.attempts))
+    if starts != known.attempts:
+        trouble.set_(tx.db, arrival, known._replace(attempts=starts))
+    seq = lane.seq_of(arrival)
+    dead.bury(tx.db, lane.key, [(seq, arrival)], tx.now, kind, reason)
+    if kind == "expired":
+        tx.lanes.append(kinds.EXPIRE, [(lane, [arrival])], holder=kinds.DEAD)
+    else:
+        tx.lanes.append(kinds.REJECT, [(lane, [arrival])], token=token, holder=kinds.POISON if kind == "poison" else None)
+    tx.report("poison" if kind == "poison" else "dead_letter", lane.key, seq, detail=reason or kind)
+
+
+def expire(tx: Tx, lane: LiveLane, arrivals: list[int]) -> None:
+    """End messages whose TTL is over."""
+    assert tx.lanes is not None
+    if tx.config.on_expire == "dead_letter":
+        for i in arrivals:
+            bury(tx, lane, i, kind="expired", reason="its TTL was over", starts=lane.attempts(i)[0])
+    else:
+        keep(tx, arrivals, history.EXPIRED)
+        tx.lanes.append(kinds.EXPIRE, [(lane, arrivals)])
+
+
+def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
+    """Dead-letter or drop a message that is out of attempts, or hold its lane. Return whether the lane is held now."""
+    store = tx.lanes
+    assert store is not None
+    policy, seq = tx.config.on_poison, lane.seq_of(arrival)
+    if policy == "dead_letter":
+        bury(tx, lane, arrival, kind="poison", reason=reason, starts=lane.attempts(arrival)[0])
+        return False
+    if policy == "drop":
+        keep(tx, [arrival], history.DROPPED)
+        store.append(kinds.DROP, [(lane, [arrival])])
+        tx.report("poison", lane.key, seq, detail=f"dropped: {reason}")
+        return False
+    held = lane
+    if is_keyless(lane.key) and ASIDE not in lane.key:
+        held = parking.park(tx, lane, arrival, seq)
+    store.append(kinds.HOLD, [(held, [])], holder=POISON_HOLD, data=encode_keys([held.key]))
+    tx.report("poison", lane.key, seq, detail=f"held: {reason}")
+    return held is lane
+
+
+def stored_attempts(tx: Tx, lane: LiveLane, arrival: int) -> int:
+    """Return the attempts of a message in the form that `retries` reads."""
+    starts, crashes, _ = lane.attempts(arrival)
+    return starts + (crashes * (retries.crashed(tx.config) - 1))

@@ -1,0 +1,53 @@
+"""The column `opts` of a message: its headers, size hint and estimates.
+
+It is NULL for most messages. Headers alone are stored as the JSON object that they are. Otherwise it is a JSON array: size_hint,
+prepare_seconds, process_seconds, and the headers or null.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..._errors import StoreCorrupt
+from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_ID, M_KEY, M_OPTS, M_SENT_AT, M_SEQ, MessageRow
+from ..lanes.leases import Row
+from ..lanes.messages import Options
+
+Opts = tuple[str | None, float | None, float | None, float | None]
+"""Headers as JSON, size_hint, prepare_seconds, process_seconds."""
+NO_OPTS: Opts = (None, None, None, None)
+
+
+def encode(options: Options) -> str | None:
+    """Return the column of a message."""
+    headers, *numbers = options.headers, options.size_hint, options.prepare_seconds, options.process_seconds
+    if numbers == [None, None, None]:
+        return headers
+    return f"{json.dumps(numbers)[:-1]},{headers or 'null'}]"
+
+
+def decode(text: str | None, shard: int) -> Opts:
+    """Return what `encode` stored.
+
+    Raises:
+        StoreCorrupt: no send wrote it.
+    """
+    if text is None:
+        return NO_OPTS
+    if text.startswith("{"):
+        return text, None, None, None
+    try:
+        size, prepare, process, headers = json.loads(text)
+    except ValueError as e:
+        raise StoreCorrupt(f"the options of a message can't be read: {e}", shard=shard, cause=e) from e
+    shown = None if headers is None else json.dumps(headers, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return shown, size, prepare, process
+
+
+def row_of(message: MessageRow, attempts: int, careful: int, shard: int) -> Row:
+    """Return a message as a claim returns it."""
+    opts = message[M_OPTS]
+    return (
+        0, careful, message[M_KEY], 0, message[M_SEQ], message[M_DUE], message[M_EXPIRES], attempts, message[M_ID],
+        message[M_SENT_AT], *(NO_OPTS if opts is None else decode(opts, shard)), message[M_BODY],
+    )  # fmt: skip

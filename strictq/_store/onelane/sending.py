@@ -1,0 +1,164 @@
+"""Sending: every message that is new to a shard, whatever its source, passes `send` or `send_alone`, which number it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..._config import QueueConfig
+from ..._errors import QueueFull
+from ..._keys import ASIDE, is_keyless
+from ..commit.tx import SECOND, Tx
+from ..lane.live_lane import LiveLane
+from ..lane.memory import BODY_BYTES_KEPT, M_BODY, MessageRow, ShardMemory
+from ..lanes.messages import Item, Sent, times_of
+from ..tables import dedup
+from . import message_opts, parking
+from .shard_lanes import ShardLanes
+
+QUEUE_WIDE = b""
+"""Stands for a key in the dedup ids of the whole queue. No lane has this key."""
+
+
+def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:
+    """Append messages to their lanes. All of them are appended, or none.
+
+    Args:
+        depth_elsewhere: unresolved messages of the other shards; None: max_depth does not apply.
+    Raises:
+        QueueFull: they would exceed max_depth.
+    """
+    store = tx.lanes
+    assert store is not None
+    memory, config, now = store.memory, tx.config, tx.now
+    _require_depth(tx, store, items, depth_elsewhere)
+    plain_expires = times_of(now, None, config).expires
+    store.loader.load({item[0] for item in items})
+    lanes, floor, arrival = memory.lanes, memory.floor, memory.top
+    rows: list[MessageRow] = []
+    some: list[LiveLane] = []
+    sent: list[Sent] = []
+    apart: list[MessageRow] = []
+    delayed = False
+    for key, body, options, times in items:
+        lane = lanes[key]
+        seq = lane.tail + 1
+        if seq == 1:
+            seq += floor
+        if options is None:
+            row: MessageRow = (arrival + 1, key, seq, now, None, plain_expires, None, body)
+        else:
+            sent_at, due, expires = times or times_of(now, options, config)
+            dedup_id = options.dedup_id
+            if dedup_id is not None and (known := _remembered(tx, key, dedup_id, seq, arrival + 1)) is not None:
+                sent.append(known)
+                continue
+            row = (arrival + 1, key, seq, sent_at, due, expires, message_opts.encode(options), body)
+            if due is not None:
+                delayed = True
+                if due > now and is_keyless(key) and ASIDE not in key:
+                    apart.append(row)
+        if not lane.tail:
+            memory.totals.lanes += 1
+        lane.tail = seq
+        arrival += 1
+        rows.append(row)
+        some.append(lane)
+        sent.append((seq, arrival, None))
+    if delayed:
+        # Before any of them is applied, because the row of a lane may be ahead.
+        store.loader.fill_delayed([(row[1], row[4]) for row in rows])
+    store.log.insert(rows)
+    before = listed(memory)
+    memory.arrived(some, rows)
+    keep_bodies(memory, rows)
+    for row in apart:
+        parking.park(tx, lanes[row[1]], row[0], row[2])
+    if listed(memory) != before:
+        tx.wake = True
+    return sent
+
+
+def listed(memory: ShardMemory) -> tuple[int, int, int]:
+    """Return a state that changes when a lane becomes ready, or waits for a delay."""
+    order = memory.order
+    return len(order.arrived), len(order.ready), len(order.delays)
+
+
+def _require_depth(tx: Tx, store: ShardLanes, items: Sequence[Item], elsewhere: int | None) -> None:
+    limit = tx.config.max_depth
+    if limit is None or elsewhere is None:
+        return
+    room = limit - store.memory.totals.pending - elsewhere
+    if len(items) <= room:
+        return
+    new = 0
+    ids: set[tuple[bytes, str]] = set()
+    for key, _, options, _ in items:
+        dedup_id = None if options is None else options.dedup_id
+        if dedup_id is not None:
+            wide = tx.config.dedup_scope == "queue"
+            name = (QUEUE_WIDE if wide else key, dedup_id)
+            if name in ids or dedup.find(tx.db, *name, tx.now) is not None:
+                continue
+            ids.add(name)
+        new += 1
+    if new and new > room:
+        raise store.refuse(QueueFull(f"the queue has reached max_depth={limit}"))
+
+
+def _remembered(tx: Tx, key: bytes, dedup_id: str, seq: int, arrival: int) -> Sent | None:
+    """Remember a dedup id. If it is known, return the place of the earlier message, and its key."""
+    until = tx.now + int(tx.config.dedup_window_seconds * SECOND)
+    dedup.forget_some(tx.db, tx.now)
+    if tx.config.dedup_scope == "queue":
+        known = dedup.find(tx.db, key, dedup_id, tx.now)
+        if known is None:
+            known = dedup.remember(tx.db, (QUEUE_WIDE, dedup_id, seq, arrival, until, key), tx.now)
+        if known is not None:
+            return known[0], known[1], known[2] or key
+    known = dedup.remember(tx.db, (key, dedup_id, seq, arrival, until, None), tx.now)
+    return None if known is None else (known[0], known[1], key)
+
+
+def keep_bodies(memory: ShardMemory, rows: Iterable[MessageRow]) -> None:
+    """Keep recent messages with their bodies, which saves reading them. Large ones would fill memory."""
+    cache = memory.rows
+    for row in rows:
+        memory.bytes_kept += len(row[M_BODY])
+        cache[row[0]] = row if memory.bytes_kept <= BODY_BYTES_KEPT else row[:M_BODY]
+
+
+def send_alone(store: ShardLanes, item: Item, now: int, config: QueueConfig) -> tuple[bool, Sent] | None:
+    """Append one message with a single statement. Return whether its lane is ready now, and its place.
+
+    Returns:
+        None: that is not possible now, and nothing was written.
+    """
+    memory = store.memory
+    key, body, options, _ = item
+    if options is not None:
+        return None
+    lane = memory.lanes.get(key)
+    if lane is None:
+        if key not in memory.tails:
+            return None
+        memory.unsure = True
+        store.loader.load((key,))
+        lane = memory.lanes[key]
+    arrival, seq = memory.top + 1, lane.tail + 1
+    if seq == 1:
+        seq += memory.floor
+    row: MessageRow = (arrival, key, seq, now, None, None, None, body)
+    if config.ttl_seconds is not None:
+        row = (arrival, key, seq, now, None, times_of(now, None, config).expires, None, body)
+    memory.unsure = True
+    if not store.insert_alone(row):
+        return None
+    if not lane.tail:
+        memory.totals.lanes += 1
+    lane.tail = seq
+    before = len(memory.order.arrived)
+    memory.arrived((lane,), (row,))
+    keep_bodies(memory, (row,))
+    memory.unsure = False
+    return len(memory.order.arrived) != before, (seq, arrival, None)
