@@ -60,9 +60,11 @@ class Claiming:
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
         bounded = request.arrived_to is not None or bytes_left is not None
+        if self._is_something_over(now):
+            self._list_what_is_over(now)
         named = iter(self._in_order(request.keys)) if request.keys is not None else None
         while room > 0:
-            lane = self._next(now) if named is None else self._next_of(named, now)
+            lane = self._next() if named is None else self._next_of(named, now)
             if lane is None:
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
@@ -153,13 +155,11 @@ class Claiming:
 
     # ---- the order
 
-    def _next(self, now: int) -> LiveLane | None:
+    def _next(self) -> LiveLane | None:
         """Return the ready lane with the oldest head, in memory or at rest, and take it."""
         memory = self._memory
         order, lanes = memory.order, memory.lanes
         arrived = order.arrived
-        if self._is_something_over(now):
-            self._list_what_is_over(now)
         while True:
             ready = order.ready
             if ready and (not arrived or ready[0][0] < arrived[0][0]):
@@ -411,7 +411,7 @@ def _fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     for lane, chosen in groups:
         rare = lane.rare
         if rare is None:
-            some = [row_of(row, 0, 0, shard) for i in chosen if (row := messages.get(i)) is not None]
+            some = [row_of(row, lane.key, 0, 0, shard) for i in chosen if (row := messages.get(i)) is not None]
         else:
             some = [_rare_row(lane, row, shard) for i in chosen if (row := messages.get(i)) is not None]
         if some:
@@ -423,4 +423,4 @@ def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:
     starts, _, _ = lane.attempts(row[0])
     rare = lane.rare
     suspect = rare is not None and rare.solo >= row[2]
-    return row_of(row, starts, SUSPECT if suspect else 0, shard)
+    return row_of(row, lane.key, starts, SUSPECT if suspect else 0, shard)

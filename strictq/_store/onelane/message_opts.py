@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from ..._errors import StoreCorrupt
-from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_ID, M_KEY, M_OPTS, M_SENT_AT, M_SEQ, MessageRow
+from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_ID, M_OPTS, M_SENT_AT, M_SEQ, MessageRow
 from ..lanes.leases import Row
 from ..lanes.messages import Options
 
@@ -44,10 +44,14 @@ def decode(text: str | None, shard: int) -> Opts:
     return shown, size, prepare, process
 
 
-def row_of(message: MessageRow, attempts: int, careful: int, shard: int) -> Row:
-    """Return a message as a claim returns it."""
+def row_of(message: MessageRow, key: bytes, attempts: int, careful: int, shard: int) -> Row:
+    """Return a message as a claim returns it.
+
+    Args:
+        key: of its lane. A parked message is not in the lane that it was sent to.
+    """
     opts = message[M_OPTS]
     return (
-        0, careful, message[M_KEY], 0, message[M_SEQ], message[M_DUE], message[M_EXPIRES], attempts, message[M_ID],
+        0, careful, key, 0, message[M_SEQ], message[M_DUE], message[M_EXPIRES], attempts, message[M_ID],
         message[M_SENT_AT], *(NO_OPTS if opts is None else decode(opts, shard)), message[M_BODY],
     )  # fmt: skip

@@ -436,7 +436,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
         return []
     store.append(kinds.MORE, [(lane, ids)], token=batch.token)
     messages = store.whole(ids)
-    return [row_of(messages[i], lane.attempts(i)[0], 0, store.shard) for i in ids if i in messages]
+    return [row_of(messages[i], lane.key, lane.attempts(i)[0], 0, store.shard) for i in ids if i in messages]
 
 
 def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
