@@ -12,6 +12,8 @@ CREATE TABLE lane (
     held      INTEGER,                             -- positions from `first`
     started   INTEGER,                             -- last seq whose handler was started
     holder    TEXT,                                -- leased at, first seq, flags and consumer
+    held_at   INTEGER,                             -- since when it is held; the reason is in opts
+    active_at INTEGER NOT NULL DEFAULT 0,          -- when a message last left it
     opts      TEXT,                                -- rare state, JSON
     done      TEXT,                                -- last resolution, JSON: token, kind, lowest and highest seq, seqs left out
     ids_from  INTEGER, ids BLOB                    -- arrival numbers of the seqs from ids_from on, 8 bytes each; 0: resolved
@@ -25,6 +27,7 @@ CREATE TABLE pending (                             -- older parts of the ids of 
 CREATE INDEX lane_ready ON lane (position) WHERE position IS NOT NULL;
 CREATE INDEX lane_due ON lane (due) WHERE due IS NOT NULL;
 CREATE INDEX lane_leased ON lane (deadline) WHERE token IS NOT NULL;
+CREATE INDEX lane_held ON lane (key) WHERE held_at IS NOT NULL;
 CREATE TABLE trouble (                             -- of messages that failed
     id        INTEGER PRIMARY KEY,
     attempts  INTEGER NOT NULL,
@@ -86,8 +89,8 @@ INSERT INTO mark (one) VALUES (1);
 
 -- name: load
 -- lane_rows: rows of lanes, with every column in the order of LaneAtRest. Takes their keys. Index: primary key.
-SELECT key, lsn, tail, first, position, due, expires, token, deadline, held, started, holder, opts, done, ids_from, ids
-FROM lane WHERE key IN ({{ ? }});
+SELECT key, lsn, tail, first, position, due, expires, token, deadline, held, started, holder, held_at, active_at, opts, done,
+    ids_from, ids FROM lane WHERE key IN ({{ ? }});
 
 -- name: parts
 -- lane_rows: parts of a deep lane's ids, from the one with a seq on. Takes key, seq, and how many parts. Index: primary key.
@@ -96,21 +99,23 @@ WHERE key = ?1 AND first >= ifnull((SELECT max(first) FROM pending WHERE key = ?
 
 -- name: write
 -- lane_rows: the whole row of a lane. Takes every column. The last resolution stays if memory does not know it.
-INSERT INTO lane VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)
+INSERT INTO lane VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
 ON CONFLICT DO UPDATE SET lsn = ?2, tail = ?3, first = ?4, position = ?5, due = ?6, expires = ?7, token = ?8, deadline = ?9,
-    held = ?10, started = ?11, holder = ?12, opts = ?13, done = ifnull(?14, done), ids_from = ?15, ids = ?16;
+    held = ?10, started = ?11, holder = ?12, held_at = ?13, active_at = max(active_at, ?14), opts = ?15, done = ifnull(?16, done),
+    ids_from = ?17, ids = ?18;
 
 -- name: write_empty
--- lane_rows: rows of lanes without messages and without a lease, many a statement. Takes key, lsn, tail, first, done of each.
-INSERT INTO lane (key, lsn, tail, first, done) VALUES {{ (?, ?, ?, ?, ?) }}
+-- lane_rows: rows of lanes without messages and without a lease, many a statement. Takes key, lsn, tail, first, active_at, done of each.
+INSERT INTO lane (key, lsn, tail, first, active_at, done) VALUES {{ (?, ?, ?, ?, ?, ?) }}
 ON CONFLICT DO UPDATE SET lsn = excluded.lsn, tail = excluded.tail, first = excluded.first, position = NULL, due = NULL,
-    expires = NULL, token = NULL, deadline = NULL, held = NULL, started = NULL, holder = NULL, opts = NULL,
-    done = ifnull(excluded.done, done), ids_from = NULL, ids = NULL;
+    expires = NULL, token = NULL, deadline = NULL, held = NULL, started = NULL, holder = NULL, held_at = NULL,
+    active_at = max(active_at, excluded.active_at), opts = NULL, done = ifnull(excluded.done, done), ids_from = NULL, ids = NULL;
 
 -- name: write_head
--- lane_rows: the row of a deep lane but for its ids. Takes the first 14 columns.
+-- lane_rows: the row of a deep lane but for its ids. Takes the first 16 columns.
 UPDATE lane SET lsn = ?2, tail = ?3, first = ?4, position = ?5, due = ?6, expires = ?7, token = ?8, deadline = ?9,
-    held = ?10, started = ?11, holder = ?12, opts = ?13, done = ifnull(?14, done) WHERE key = ?1;
+    held = ?10, started = ?11, holder = ?12, held_at = ?13, active_at = max(active_at, ?14), opts = ?15, done = ifnull(?16, done)
+WHERE key = ?1;
 
 -- name: seal
 -- lane_rows: move the ids of a deep lane's row to `pending`, if they have at least so many bytes. Takes key, bytes.

@@ -38,6 +38,8 @@ class LaneAtRest(NamedTuple):
     held: int | None = None
     started: int | None = None
     holder: str | None = None
+    held_at: int | None = None
+    active_at: int = 0
     opts: str | None = None
     done: str | None = None
     ids_from: int | None = None
@@ -118,11 +120,12 @@ class LiveLane:
         expires: no message of it expires before; 0: none ever does.
         lsn: its row includes the entries up to this one; 0: this object does not come from a row.
         bare: it was made from its tail alone, so its last resolution is only in its row.
+        active: when a message last left it, as far as memory knows.
     """
 
     __slots__ = (
-        "bare", "deep", "done", "due", "expires", "first", "grant", "held", "holes", "ids", "key", "listed", "low", "lsn", "new",
-        "rare", "rest", "split", "started", "tail",
+        "active", "bare", "deep", "done", "due", "expires", "first", "grant", "held", "holes", "ids", "key", "listed", "low", "lsn",
+        "new", "rare", "rest", "split", "started", "tail",
     )  # fmt: skip
 
     def __init__(self, key: bytes, tail: int) -> None:
@@ -145,6 +148,7 @@ class LiveLane:
         self.rare: RareState | None = None
         self.lsn = 0
         self.bare = False
+        self.active = 0
         self.done: Done | None = None
 
     # ---- what it has
@@ -407,14 +411,17 @@ class LiveLane:
 
     def row(self, lsn: int) -> LaneAtRest:
         """Return its row, without the columns of its ids. `split` lanes have `first` even if the window is empty."""
+        hold = None if self.rare is None else self.rare.hold
         row = LaneAtRest(
             key=self.key,
             lsn=lsn,
             tail=self.tail,
             first=self.first if self.ids or self.deep else self.tail + 1,
             position=self.place,
-            due=self.due or None if self.grant is None else None,
+            due=self.due or None if self.grant is None and hold is None else None,
             expires=self.expires or None,
+            held_at=None if hold is None else hold[0],
+            active_at=self.active,
             opts=self.opts(),
             done=self.done_text(),
         )
@@ -428,8 +435,9 @@ class LiveLane:
         """Return its rare state and holes as JSON."""
         self.tidy()
         holes = list(self.holes or ())
-        if self.deep and self.ids and 0 in self.ids:
-            # The chunks of a deep lane are never written again, so they still have these.
+        if self.ids and 0 in self.ids:
+            # The chunks of a deep lane are never written again, so they still have these. Those of another lane have zeros there,
+            # and a reader that loads only its head counts them by this.
             holes += [self.first + at for at, i in enumerate(self.ids) if not i]
         rare = self.rare
         if rare is None and not holes:

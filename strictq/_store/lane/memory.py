@@ -189,6 +189,7 @@ class ShardMemory:
         lane.listed = 0
         lane.rest = lane.bare = False
         lane.lsn = max(lane.lsn, row.lsn)
+        lane.active = max(lane.active, row.active_at)
         lane.first = row.first
         lane.ids = ids or None
         lane.deep = row.tail - row.first + 1 - len(ids)
@@ -421,10 +422,11 @@ class ShardMemory:
 
     def _resolved(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Remove messages. A lease without an unresolved message ends, unless it is kept by `ack_first`."""
-        id_, kind, _, top, token, _, _, data = entry
+        id_, kind, at, top, token, _, _, data = entry
         dirty, position = self.dirty, id_ + top
         removed = 0
         for lane, ids in groups:
+            lane.active = at
             if lane.key not in dirty:
                 dirty[lane.key] = position
             grant = lane.grant
@@ -564,10 +566,11 @@ class ShardMemory:
             if lane.grant is None:
                 lane.unlist()
 
-    def _let_go(self, _entry: Entry, groups: Sequence[Group]) -> None:
+    def _let_go(self, entry: Entry, groups: Sequence[Group]) -> None:
         """End the hold of lanes. Their attempts begin anew."""
         for lane, _ in groups:
             self.touch(lane)
+            lane.active = entry[2]
             rare = lane.with_rare_state()
             rare.hold = None
             rare.solo = 0
@@ -594,12 +597,13 @@ class ShardMemory:
 
     def _parked(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Move a message to a lane of its own. The entry says all that the new lane must know of it."""
-        id_, _, _, top, _, due, holder, _ = entry
+        id_, _, at, top, _, due, holder, _ = entry
         starts, crashes = map(int, (holder or "").split(","))
         for lane, numbers in groups:
             self.touch(lane)
             arrival = numbers[-1]
             if len(numbers) == 1:
+                lane.active = at
                 self.loaded -= lane.withdraw(arrival)
                 if lane.grant is None:
                     self.place(lane)

@@ -132,12 +132,16 @@ class LaneOrder:
             self.ready_rest.lower(lane.listed)
 
     def drop_stale(self, lanes: dict[bytes, LiveLane]) -> None:
-        """Forget the entries of evicted lanes, once they are most of all."""
-        if self.stale < _STALE_MIN or self.stale < (len(self.arrived) + len(self.ready) + len(self.delays)) // 2:
+        """Forget entries that are not valid any more, once they are most of all.
+
+        They are those of evicted lanes. If this process claims nothing, they are also those of lanes that others have claimed.
+        """
+        n = len(self.arrived) + len(self.ready) + len(self.delays)
+        if n < _STALE_MIN or (self.stale < n // 2 and n < 2 * len(lanes) + _STALE_MIN):
             return
         self.stale = 0
         self.arrived = deque(one for one in self.arrived if (lane := lanes.get(one[1])) is not None and lane.listed == one[0])
-        self.ready = [one for one in self.ready if (lane := lanes.get(one[1])) is not None and lane.listed == one[0]]
+        self.ready = list({one for one in self.ready if (lane := lanes.get(one[1])) is not None and lane.listed == one[0]})
         heapify(self.ready)
-        self.delays = [one for one in self.delays if (lane := lanes.get(one[1])) is not None and lane.due == one[0]]
+        self.delays = list({one for one in self.delays if (lane := lanes.get(one[1])) is not None and lane.due == one[0]})
         heapify(self.delays)

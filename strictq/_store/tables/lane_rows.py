@@ -16,7 +16,7 @@ from ..log.log_rows import in_parts
 _LOAD: Final = repeated(LANE_TABLES.load, 256, 32, 4, 1)
 _EMPTY: Final = repeated(LANE_TABLES.write_empty, 64, 8, 1)
 _ID_BYTES: Final = 8
-_HEAD_COLUMNS: Final = 14
+_HEAD_COLUMNS: Final = 16
 
 
 class LaneRows:
@@ -102,7 +102,7 @@ class LaneRows:
             if lane.lsn and not lane.deep:
                 cleared.append((lane.key,))
             if lane.is_plain_and_empty:
-                empty += (lane.key, lsn, lane.tail, lane.tail + 1, lane.done_text())
+                empty += (lane.key, lsn, lane.tail, lane.tail + 1, lane.active, lane.done_text())
                 continue
             row = lane.row(lsn)
             ids = lane.ids or []
@@ -124,7 +124,7 @@ class LaneRows:
         self._many(LANE_TABLES.insert_part, parts)
 
     def _write_empty(self, values: list[Any]) -> None:
-        at, width = 0, 5
+        at, width = 0, 6
         for n, statement in _EMPTY.items():
             while len(values) - at >= n * width:
                 self._run(statement, tuple(values[at : at + n * width]))
