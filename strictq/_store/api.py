@@ -51,7 +51,7 @@ from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
 from .holders import ProcessHold
 from .holders import share as share_holder
-from .lanes import handout, inspect, operate, settle
+from .lanes import handout, operate, settle
 from .lanes.advance import Advance
 from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
@@ -509,12 +509,12 @@ class Storage:
 
     def key_state(self, key: bytes) -> bytes | None:
         """Return the committed state of a key."""
-        return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))  # a hot lane with a state has its row
+        return survey.key_state(self._store, key)
 
     def errors(self, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
         """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
         # The shard is given, because a parked keyless message has a key of its own, whose hash may be another shard's.
-        return self._store.shards[shard].read(lambda db: inspect.errors(db, key, seq, self._store.time))
+        return survey.errors(self._store, shard, key, seq)
 
     # ---- transactions
 

@@ -23,9 +23,10 @@ from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
 from .shipping.values import FRAME_BYTES
 from .store import Store
+from .tables import key_states
 
 if TYPE_CHECKING:
-    from .._findings import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage
+    from .._findings import AttemptError, DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage
 
 PEEKED_MAX: Final = 1_000
 """A longer look at a lane's messages does not keep writers waiting."""
@@ -175,6 +176,18 @@ def explain(store: Store, key: bytes) -> Explanation:
         lambda memory, db: memory.lane(db, key),
         lambda db, hot: inspect.explain(db, hot, key, store.time, shard.number, store.config),
     )
+
+
+def key_state(store: Store, key: bytes) -> bytes | None:
+    """Return the committed state of a key."""
+    shard = store.shard_of(key)
+    of = inspect.key_state if shard.lanes is None else key_states.of
+    return shard.read(bound(of, key))  # a hot lane with a state has its row
+
+
+def errors(store: Store, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
+    """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
+    return store.shards[shard].read(lambda db: inspect.errors(db, key, seq, store.time))
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:

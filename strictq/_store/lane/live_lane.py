@@ -124,8 +124,8 @@ class LiveLane:
     """
 
     __slots__ = (
-        "active", "bare", "deep", "done", "due", "expires", "first", "grant", "held", "holes", "ids", "key", "listed", "low", "lsn",
-        "new", "rare", "rest", "split", "started", "tail",
+        "active", "bare", "deep", "done", "due", "expires", "first", "grant", "held", "holes", "ids", "key", "listed", "low",
+        "lsn", "new", "rare", "rest", "split", "started", "tail",
     )  # fmt: skip
 
     def __init__(self, key: bytes, tail: int) -> None:
