@@ -91,11 +91,11 @@ MIGRATING: Final = Statements("migrating")
 LANE_LOG: Final = Statements("lane_log")
 LANE_TABLES: Final = Statements("lane_tables")
 
-_COMMON: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
-"""The tables that a shard has in every format. Independent features define their tables in their own files."""
-SHARD_SCHEMA: Final = "\n".join((*_COMMON, SHARD.schema, HANDOUT.lease_index))
-"""The tables of a shard of format 1."""
+_FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
+"""Tables that a shard has in every format. Independent features define their tables in their own files."""
+SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, HANDOUT.lease_index))
+"""The tables of a shard of format 1. Salvage knows their order: the first page of each follows from it."""
 FORMAT_2: Final = "\n".join((HOT.schema, SHARD.format_2, SHARD.history_2))
 """The statements that upgrade those tables to format 2."""
-FORMAT_3: Final = "\n".join((*_COMMON, SHARD.history_2, LANE_LOG.schema, LANE_TABLES.schema))
+FORMAT_3: Final = "\n".join((SHARD.meta, LANE_LOG.schema, LANE_TABLES.schema, *_FEATURES, SHARD.history_2))
 """The tables of a shard of format 3."""

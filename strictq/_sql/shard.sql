@@ -1,52 +1,12 @@
--- name: common
--- __init__: the tables that a shard has in every format. docs/explanation/storage.md describes every table for other programs.
+-- name: meta
+-- __init__: the identity of a shard. docs/explanation/storage.md describes every table for other programs.
 CREATE TABLE meta (
     name  TEXT PRIMARY KEY,
     value ANY NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Sends of transactions of this shard that belong to other shards, until they arrived there.
-CREATE TABLE outbox (
-    destination     INTEGER NOT NULL,
-    id              INTEGER NOT NULL,
-    key             BLOB    NOT NULL,
-    sent_at         INTEGER NOT NULL,
-    due             INTEGER,
-    expires         INTEGER,
-    dedup_id        TEXT,
-    headers         TEXT,
-    size_hint       REAL,
-    prepare_seconds REAL,
-    process_seconds REAL,
-    body            BLOB    NOT NULL,
-    PRIMARY KEY (destination, id)
-) STRICT, WITHOUT ROWID;
--- The last arrivals from other shards: never removed, so that a repeated forward does nothing.
-CREATE TABLE inlet (
-    origin     TEXT PRIMARY KEY,
-    high_water INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-
--- Records of finished messages, if the configuration keeps them, in the order in which they ended.
-CREATE TABLE history (
-    n               INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused, so that a reader can go on where it was
-    key             BLOB    NOT NULL,              -- as in `lane`, which may be forgotten
-    seq             INTEGER NOT NULL,
-    arrival         INTEGER NOT NULL,              -- the message's id
-    sent_at         INTEGER NOT NULL,
-    first_at        INTEGER,                       -- its first attempt; NULL: there was none
-    done_at         INTEGER NOT NULL,
-    attempts        INTEGER NOT NULL,
-    prepare_seconds REAL,                          -- measured by a worker
-    process_seconds REAL,
-    size            INTEGER NOT NULL,              -- of the body, bytes
-    size_hint       REAL,
-    outcome         TEXT    NOT NULL CHECK (outcome IN ('acked', 'rejected', 'poison', 'expired', 'dropped', 'purged')),
-    body            BLOB                           -- NULL: not kept
-) STRICT;
-
 -- name: schema
--- The other tables of a shard of format 1. docs/explanation/storage.md describes every table for other programs.
+-- __init__: the tables of lanes, format 1. docs/explanation/storage.md describes every table for other programs.
 -- One row, written by every transaction that changes anything: the state that the next one continues from, and running totals.
 CREATE TABLE counter (
     one             INTEGER PRIMARY KEY CHECK (one = 1),
@@ -184,6 +144,48 @@ CREATE INDEX dedup_until ON dedup (until);
 CREATE TABLE key_state (
     lane  INTEGER PRIMARY KEY,
     value BLOB NOT NULL
+) STRICT;
+
+-- name: common
+-- __init__: other tables that a shard has in every format.
+-- Sends of transactions of this shard that belong to other shards, until they arrived there.
+CREATE TABLE outbox (
+    destination     INTEGER NOT NULL,
+    id              INTEGER NOT NULL,
+    key             BLOB    NOT NULL,
+    sent_at         INTEGER NOT NULL,
+    due             INTEGER,
+    expires         INTEGER,
+    dedup_id        TEXT,
+    headers         TEXT,
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    body            BLOB    NOT NULL,
+    PRIMARY KEY (destination, id)
+) STRICT, WITHOUT ROWID;
+-- The last arrivals from other shards: never removed, so that a repeated forward does nothing.
+CREATE TABLE inlet (
+    origin     TEXT PRIMARY KEY,
+    high_water INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Records of finished messages, if the configuration keeps them, in the order in which they ended.
+CREATE TABLE history (
+    n               INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused, so that a reader can go on where it was
+    key             BLOB    NOT NULL,              -- as in `lane`, which may be forgotten
+    seq             INTEGER NOT NULL,
+    arrival         INTEGER NOT NULL,              -- the message's id
+    sent_at         INTEGER NOT NULL,
+    first_at        INTEGER,                       -- its first attempt; NULL: there was none
+    done_at         INTEGER NOT NULL,
+    attempts        INTEGER NOT NULL,
+    prepare_seconds REAL,                          -- measured by a worker
+    process_seconds REAL,
+    size            INTEGER NOT NULL,              -- of the body, bytes
+    size_hint       REAL,
+    outcome         TEXT    NOT NULL CHECK (outcome IN ('acked', 'rejected', 'poison', 'expired', 'dropped', 'purged')),
+    body            BLOB                           -- NULL: not kept
 ) STRICT;
 
 -- name: format_2
