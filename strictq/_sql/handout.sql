@@ -107,6 +107,12 @@ SELECT ifnull(sum(bytes), 0) FROM handout;
 -- handout.standings: unresolved messages of one batch. Takes token. Index: lease_handout.
 SELECT ifnull(sum(pending), 0) FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
+-- name: unresolved_messages
+-- handout.standings: messages of open batches, without those that were settled one by one. In a shard of format 3, where no index
+-- counts leases. Takes consumer. Indexes: handout_open, primary key of handout_rejected.
+SELECT ifnull(sum(h.messages - (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n)), 0)
+FROM handout h INDEXED BY handout_open WHERE h.consumer = ? AND h.state = 'open';
+
 -- name: oldest
 -- handout.standings: when the oldest heads of one batch's lanes were sent; bounded. Takes token, how many lanes.
 -- Indexes: lease_handout, primary key.

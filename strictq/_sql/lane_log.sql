@@ -70,6 +70,15 @@ SELECT id, key, seq FROM message WHERE id IN ({{ ? }});
 -- log_rows: when messages may be delivered, and until when. Takes their arrival numbers. Index: rowid.
 SELECT id, due, expires FROM message WHERE id IN ({{ ? }}) AND (due IS NOT NULL OR expires IS NOT NULL);
 
+-- name: sent_at
+-- log_rows: when messages were sent. Takes their arrival numbers as an array. Index: rowid.
+SELECT m.sent_at FROM carray(?) c CROSS JOIN message m ON m.id = c.value;
+
+-- name: sizes
+-- log_rows: the bytes of bodies and options of messages, in the order of their arrival numbers, which it takes as an array.
+-- The bodies are not read. Index: rowid.
+SELECT ifnull(length(m.body), 0) + ifnull(length(m.opts), 0) FROM carray(?) c LEFT JOIN message m ON m.id = c.value;
+
 -- name: whole
 -- log_rows: messages with their bodies. Takes their arrival numbers. Index: rowid.
 SELECT id, key, seq, sent_at, due, expires, opts, body FROM message WHERE id IN ({{ ? }});

@@ -28,6 +28,7 @@ CREATE INDEX lane_ready ON lane (position) WHERE position IS NOT NULL;
 CREATE INDEX lane_due ON lane (due) WHERE due IS NOT NULL;
 CREATE INDEX lane_leased ON lane (deadline) WHERE token IS NOT NULL;
 CREATE INDEX lane_held ON lane (key) WHERE held_at IS NOT NULL;
+CREATE INDEX lane_endless ON lane (token) WHERE deadline = 4611686018427387904;  -- of recorded batches
 CREATE TABLE trouble (                             -- of messages that failed
     id        INTEGER PRIMARY KEY,
     attempts  INTEGER NOT NULL,
@@ -153,6 +154,11 @@ SELECT due, key FROM lane WHERE due IS NOT NULL AND (due, key) > (?1, ?2) ORDER 
 -- name: leased
 -- resting: the same for leased lanes, by their deadlines. Index: lane_leased.
 SELECT deadline, key FROM lane WHERE token IS NOT NULL AND (deadline, key) > (?1, ?2) ORDER BY deadline, key LIMIT ?3;
+
+-- name: endless
+-- recording: the lanes at rest that a recorded batch holds. Takes its token, the last key that was read, and how many. Index:
+-- lane_endless.
+SELECT key FROM lane WHERE token = ?1 AND deadline = 4611686018427387904 AND key > ?2 ORDER BY key LIMIT ?3;
 
 -- name: read_mark
 -- mark: the row where memory begins, without its first column.

@@ -175,7 +175,7 @@ class Handouts:
     ) -> Iterator[tuple[int, int]]:
         for shard in shards:
             if every or _reaches(known[shard.number], start) or self._store.outlook(shard)[0]:
-                yield shard.number, shard.look(lambda db: handout.pending_behind(db, name, start))
+                yield shard.number, _pending_behind(shard, name, start)
 
     def recorded_behind(self, name: str, start: int) -> int:
         """Return the number of messages of unresolved batches after `start`."""
@@ -291,6 +291,12 @@ class Handouts:
             return False  # the directory is read-only: the lock can't be tested, and no process could hold it from here
         finally:
             lock.leave()
+
+
+def _pending_behind(shard: Shard, name: str, start: int) -> int:
+    if shard.lanes is not None:
+        return shard.view(lambda lanes: handout.pending_behind(lanes.db, name, start, lanes.memory.totals.pending))
+    return shard.look(lambda db: handout.pending_behind(db, name, start))
 
 
 def _standings(db: apsw.Connection, now: int) -> tuple[list[Standing], int, int | None]:

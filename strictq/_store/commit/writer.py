@@ -404,6 +404,7 @@ class Writer:
         """Run one operation of a group. If it fails, only it is rolled back."""
         before = copy.copy(tx.totals)
         events, hot_changes = len(tx.events), tx.hot_changes
+        position = 0 if tx.lanes is None else tx.lanes.commits
         tx.run("SAVEPOINT operation")
         try:
             call.result = call.operation(tx)
@@ -418,7 +419,7 @@ class Writer:
             if tx.hot is not None:
                 tx.hot.undone(tx.db)
             elif tx.lanes is not None:
-                tx.lanes.undone(e)
+                tx.lanes.undone(e, position)
             del tx.events[events:]
             call.error = translate(e, self._shard, tx.db)
 

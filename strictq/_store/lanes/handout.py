@@ -7,7 +7,7 @@ an operator rejects one. Recorded blocks never change, so reading a batch again 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
@@ -19,13 +19,19 @@ from ..bulk import packing
 from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, Totals, Tx
 from ..disk.stored import present
+from ..onelane import recording
 from . import claim, history, lanes, retries, settle
-from .leases import Held, Request, Settlement
+from .leases import Claimed, Held, Request, Settlement
+
+if TYPE_CHECKING:
+    from ..onelane.shard_lanes import ShardLanes
 
 PRUNE_STEP: Final = 2
 """The number of old batches that one transaction deletes."""
 RELEASE_STEP: Final = 500
 """The number of lanes that one transaction of a release gives back."""
+LANES_STEP: Final = 2_000
+"""The same in a shard of format 3, where it is one entry."""
 OLDEST_OVER: Final = 10_000
 """The number of lanes of a batch whose heads are read for ages."""
 
@@ -82,13 +88,16 @@ def look(db: apsw.Connection, name: str) -> Known:
     return Known(epoch, last, acked, floor, frozenset(n for n, _ in unresolved), frozenset(n for n, _ in released))
 
 
-def pending_behind(db: apsw.Connection, name: str, n: int) -> int:
+def pending_behind(db: apsw.Connection, name: str, n: int, pending: int | None = None) -> int:
     """Return an estimate of the unresolved messages, without those that an ack of batches up to n resolves.
 
     Messages that were rejected from those batches are subtracted twice. An exact count would read every lease.
+
+    Args:
+        pending: the unresolved messages of the shard. None: read them, in a shard of format 1 or 2.
     """
     in_flight: Any = db.execute(HANDOUT.open_messages, (name, n)).get
-    return max(Totals.read(db).pending - int(in_flight), 0)
+    return max((Totals.read(db).pending if pending is None else pending) - int(in_flight), 0)
 
 
 def recorded_behind(db: apsw.Connection, name: str, n: int) -> int:
@@ -130,14 +139,14 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
         The number of messages, the bytes of their blocks, and whether bounded work was cut short, so that another claim is
         needed.
     """
-    claimed = claim.with_bodies(tx, claim.claim(tx, request))
+    if tx.lanes is not None:
+        claimed, packed = recording.claim(tx, request, lambda claimed: _packed(tx, claimed, encode))
+        blocks = packed or []
+    else:
+        claimed = claim.with_bodies(tx, claim.claim(tx, request))
+        blocks = _packed(tx, claimed, encode) if claimed.token else []
     if not claimed.token:
         return 0, 0, claimed.more
-    try:
-        blocks = list(encode([*claimed.leases, *claimed.columns], tx.shard))
-    except (TypeError, OverflowError) as e:
-        # Unchanged, these errors would be taken for damage to the file.
-        raise InvalidArgument(f"the messages can't be packed: {e}") from e
     messages = claimed.messages
     assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
     size = sum(len(b.data) for b in blocks)
@@ -147,11 +156,19 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     return messages, size, False
 
 
+def _packed(tx: Tx, claimed: Claimed, encode: Encode) -> list[Block]:
+    try:
+        return list(encode([*claimed.leases, *claimed.columns], tx.shard))
+    except (TypeError, OverflowError) as e:
+        # Unchanged, these errors would be taken for damage to the file.
+        raise InvalidArgument(f"the messages can't be packed: {e}") from e
+
+
 def ack(tx: Tx, name: str, upto: int) -> int:
     """Ack the messages of this shard's open batches up to a number. Return how many; a repetition returns 0."""
     resolved = 0
     for n, token in tx.run(HANDOUT.open_handouts, (name, upto)).fetchall():
-        resolved += _ack_leases(tx, token)
+        resolved += recording.ack(tx, token) if tx.lanes is not None else _ack_leases(tx, token)
         tx.run(HANDOUT.resolve, (name, n))
         tx.run(HANDOUT.set_acked, (n, name))
     return resolved
@@ -249,6 +266,12 @@ def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
     """
     messages = 0
     for _, token in tx.run(HANDOUT.released, (name,)).fetchall():
+        if tx.lanes is not None:
+            returned, ended = recording.give_back(tx, token, LANES_STEP)
+            messages += returned
+            if ended == LANES_STEP:
+                return messages, True
+            continue
         found = tx.run(HANDOUT.some_leases, (token, RELEASE_STEP)).fetchall()
         messages += _end_leases(tx, found)
         if len(found) == RELEASE_STEP:
@@ -266,9 +289,12 @@ def withdraw(tx: Tx, name: str, epoch: int, n: int) -> None:
     token = dict(tx.run(HANDOUT.open_handouts, (name, n)).fetchall()).get(n)
     if token is None:
         return
-    _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())
-    settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
-    tx.run(HANDOUT.delete_leases, (token,))
+    if tx.lanes is not None:
+        recording.give_back(tx, token)
+    else:
+        _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())
+        settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
+        tx.run(HANDOUT.delete_leases, (token,))
     _delete(tx, name, n)
     tx.run(HANDOUT.set_back_last, (name,))
 
@@ -377,13 +403,23 @@ class Standing(NamedTuple):
     kept_bytes: int
 
 
-def standings(db: apsw.Connection) -> list[Standing]:
+def standings(db: apsw.Connection, store: ShardLanes | None = None) -> list[Standing]:
+    """Return the consumers of a shard.
+
+    Args:
+        store: the lanes of a shard of format 3.
+    """
     out = []
     rows: list[Any] = db.execute(HANDOUT.consumers).fetchall()
     for name, _, last, acked, _ in rows:
         unresolved: list[Any] = db.execute(HANDOUT.open_handouts, (name, NEVER)).fetchall()
-        in_flight: int = sum(db.execute(HANDOUT.in_flight, (token,)).get for _, token in unresolved)
-        sent = [db.execute(HANDOUT.oldest, (token, OLDEST_OVER)).get for _, token in unresolved]
+        in_flight: int
+        if store is not None:
+            in_flight = db.execute(HANDOUT.unresolved_messages, (name,)).get
+            sent = [recording.oldest(store, token, OLDEST_OVER) for _, token in unresolved]
+        else:
+            in_flight = sum(db.execute(HANDOUT.in_flight, (token,)).get for _, token in unresolved)
+            sent = [db.execute(HANDOUT.oldest, (token, OLDEST_OVER)).get for _, token in unresolved]
         since = db.execute(HANDOUT.open_since, (name,)).get
         kept: list[tuple[Any, ...]] = db.execute(HANDOUT.kept, (name,)).fetchall()
         out.append(

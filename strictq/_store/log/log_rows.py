@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -94,6 +95,14 @@ class LogRows:
             rows = self._run(LANE_LOG.whole_range, (wanted[0], wanted[-1])).fetchall()
             return {row[M_ID]: row for row in rows if row[M_ID] in some}
         return {row[M_ID]: row for row in in_parts(self._run, _WHOLE, wanted)}
+
+    def sent_at(self, arrivals: Sequence[int]) -> list[int]:
+        """Return when messages were sent. Those that were deleted are missing."""
+        return [at for (at,) in self._run(LANE_LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall()]
+
+    def sizes(self, arrivals: Sequence[int]) -> list[int]:
+        """Return the bytes of bodies and options of messages, in their order. Those that were deleted have none."""
+        return [size for (size,) in self._run(LANE_LOG.sizes, (apsw.carray(array("q", arrivals)),)).fetchall()]
 
     # ---- cutting
 

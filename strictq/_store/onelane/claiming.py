@@ -6,7 +6,7 @@ The batch rule: take the oldest ready lane that nobody holds, with as many of it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, LaneHolder, encode_groups
 from ..lane.live_lane import TAKEN, LiveLane
-from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
+from ..lane.memory import Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
 from ..lanes import history, retries
 from ..lanes.leases import SUSPECT, Claimed, Request, Row
@@ -30,6 +30,8 @@ LOADED_TOGETHER: Final = 32
 """How many lanes at rest are loaded at once, in the order of their index."""
 CULL_STEP: Final = 200
 """How many messages, expired or out of attempts, one claim removes. The rest is left to the next one."""
+SIZED_TOGETHER: Final = 1_000
+"""How many messages of a claim that is limited in bytes are planned before their sizes are read."""
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
 
@@ -59,11 +61,17 @@ class Claiming:
         groups: list[Group] = []
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
-        bounded = request.arrived_to is not None or bytes_left is not None
+        bounded = request.arrived_to is not None
+        sized = unsized = 0
         if self._is_something_over(now):
             self._list_what_is_over(now)
         named = iter(self._in_order(request.keys)) if request.keys is not None else None
         while room > 0:
+            if bytes_left is not None and unsized >= SIZED_TOGETHER:
+                bytes_left = self._fit(groups, sized, bytes_left)
+                sized, unsized = len(groups), 0
+                if bytes_left <= 0:
+                    break
             lane = self._next() if named is None else self._next_of(named, now)
             if lane is None:
                 break
@@ -77,6 +85,7 @@ class Claiming:
                     if 0 not in chosen:
                         groups.append((lane, chosen))
                         room -= len(chosen)
+                        unsized += len(chosen)
                         continue
             if lane.grant is not None:
                 expiring.expire(self._require_tx(), lane)
@@ -99,21 +108,16 @@ class Claiming:
                 if not chosen:
                     passed.append(lane)  # it keeps its place, and is listed again at the end
                     continue
-            if chosen and bytes_left is not None:
-                fitting, bytes_left, full = self._fit(chosen, bytes_left, first=not groups)
-                if full and not fitting:
-                    passed.append(lane)
-                    break
-                chosen = fitting
-                if full:
-                    room = len(chosen)
             if chosen:
                 groups.append((lane, chosen))
                 room -= len(chosen)
+                unsized += len(chosen)
             else:
                 self._put_back(lane)
-        for lane in passed:
-            self._list_again(lane)
+        if bytes_left is not None and unsized:
+            self._fit(groups, sized, bytes_left)
+        if passed:
+            self._list_again(passed)
         return groups
 
     def _require_tx(self) -> Tx:
@@ -129,11 +133,13 @@ class Claiming:
                 self._memory.order.list(lane, place)
         self._taken = []
 
-    def _list_again(self, lane: LiveLane) -> None:
-        for each, place in self._taken:
-            if each is lane and lane.listed == TAKEN:
+    def _list_again(self, lanes: Iterable[LiveLane]) -> None:
+        """List lanes of the running plan where they were."""
+        places = {lane.key: place for lane, place in self._taken}
+        for lane in lanes:
+            if lane.listed == TAKEN:
                 lane.listed = 0
-                if place > 0:
+                if (place := places[lane.key]) > 0:
                     self._memory.order.list(lane, place)
                 else:
                     self._memory.place(lane)
@@ -312,16 +318,25 @@ class Claiming:
         reason = retries.why(tx.config, stored, tx.now - (known.first_at or tx.now), known.error)
         ending.apply_poison(tx, lane, arrival, reason)
 
-    def _fit(self, chosen: list[int], left: int, *, first: bool) -> tuple[list[int], int, bool]:
-        """Return those of a lane's next messages whose bodies and headers fit, what is left, and whether the rest did not fit."""
-        rows = self._store.whole(chosen)
-        for at, i in enumerate(chosen):
-            row = rows.get(i)
-            size = 0 if row is None else len(row[M_BODY]) + len(row[M_OPTS] or "")
-            if size > left and (at or not first):
-                return chosen[:at], left, True
-            left -= size
-        return chosen, left, left <= 0
+    def _fit(self, groups: list[Group], begin: int, left: int) -> int:
+        """Drop the messages whose bodies and headers don't fit, of groups from `begin` on. Return the bytes that are left.
+
+        The first message of a claim fits, whatever its size. Bodies are not read, so a claim may plan more than fits.
+        """
+        log = self._loader.log
+        for n in range(begin, len(groups)):
+            lane, ids = groups[n]
+            for at in range(0, len(ids), SIZED_TOGETHER):
+                for i, size in enumerate(log.sizes(ids[at : at + SIZED_TOGETHER]), at):
+                    if size > left and (i or n):
+                        if i:
+                            groups[n] = lane, ids[:i]
+                        over = [lane for lane, _ in groups[n + bool(i) :]]
+                        del groups[n + bool(i) :]
+                        self._list_again(over)
+                        return 0
+                    left -= size
+        return left
 
     def _cull(self, lane: LiveLane, most: int, now: int) -> int:
         """Resolve expired messages among the next ones of a free lane. Return how many there were."""
@@ -342,22 +357,35 @@ class Claiming:
 
 def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready messages, whole lanes at a time (or `per_key` messages of each)."""
+    out, groups = planned(tx, request)
+    if groups:
+        write(tx, request, out, groups)
+    return out
+
+
+def planned(tx: Tx, request: Request) -> tuple[Claimed, list[Group]]:
+    """Plan a claim, and read its messages. The caller calls `write`, or lets the plan be refused."""
     store = tx.lanes
     assert store is not None
     claiming = store.claiming
     out = _prepared(store, request, tx.now, int(tx.config.lease_seconds * SECOND))
     groups = claiming.plan(request, max(tx.now, store.memory.at), tx)
     out.more = claiming.cut_short
-    if not groups:
-        return out
-    _fill(store, out, groups)
-    out.token = store.memory.new_token()
+    if groups:
+        _fill(store, out, groups)
+        out.token = store.memory.new_token()
+    return out, groups
+
+
+def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
+    """Write a planned claim."""
+    store = tx.lanes
+    assert store is not None
     holder = LaneHolder(request.consumer, request.charge, request.starts).encode()
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
     if request.ack_first:
         ending.keep(tx, [i for _, ids in groups for i in ids], history.ACKED, tx.now)
         store.append(kinds.ACK_FIRST, groups, token=out.token)
-    return out
 
 
 def claim_alone(store: ShardLanes, request: Request, now: int, length: int) -> tuple[Claimed, list[Group]] | None:

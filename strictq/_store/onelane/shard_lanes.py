@@ -192,9 +192,13 @@ class ShardLanes:
         self.totals = self._view
         return self
 
-    def undone(self, error: BaseException) -> None:
-        """Adapt to the rollback of an operation of a group, in a transaction that continues."""
-        if error is not self._refusal:
+    def undone(self, error: BaseException, position: int) -> None:
+        """Adapt to the rollback of an operation of a group, in a transaction that continues.
+
+        Args:
+            position: `commits` when it began. An operation that refuses may have written something before.
+        """
+        if error is not self._refusal or position != self.commits:
             self.memory.unsure = True
             self._catch_up(*self.log.newest())
             self.memory.unsure = True
