@@ -90,6 +90,7 @@ MERGE: Final = Statements("merge")
 MIGRATING: Final = Statements("migrating")
 LANE_LOG: Final = Statements("lane_log")
 LANE_TABLES: Final = Statements("lane_tables")
+LANE_LOOKS: Final = Statements("lane_looks")
 
 _FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""

@@ -50,6 +50,8 @@ CREATE TABLE dead (
     reason    TEXT,
     PRIMARY KEY (key, id)
 ) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX dead_id ON dead (id);
+CREATE UNIQUE INDEX dead_seq ON dead (key, seq);
 CREATE TABLE dedup (
     key       BLOB    NOT NULL,
     dedup_id  TEXT    NOT NULL,
@@ -268,7 +270,3 @@ SELECT key FROM lane WHERE key > ? ORDER BY key LIMIT ?;
 -- name: some_messages
 -- checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
 SELECT id, key, seq FROM message WHERE id > ? ORDER BY id LIMIT ?;
-
--- name: is_dead
--- checking: whether a message is a dead letter. Takes key and arrival number. Index: primary key.
-SELECT 1 FROM dead WHERE key = ? AND id = ?;

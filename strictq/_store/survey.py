@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from .. import _files as files
 from .. import _hints as hints
-from .._clock import MICROSECONDS
+from .._clock import MICROSECONDS, QueueTime
 from .._durations import Model
-from .._errors import PartialFailure, StoreError
+from .._errors import PartialFailure, StoreError, UnknownMessage
 from .._keys import decode_key
 from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from .commit.app_database import Rows
@@ -19,6 +19,10 @@ from .commit.calls import bound
 from .disk import wal_file
 from .lanes import failures, history, inspect, operate
 from .lanes.headers import headers as decode_headers
+from .onelane import looking
+from .onelane.counting import FEW
+from .onelane.looking import View
+from .onelane.shard_lanes import ShardLanes
 from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
 from .shipping.values import FRAME_BYTES
@@ -27,6 +31,8 @@ from .tables import key_states
 
 if TYPE_CHECKING:
     from .._findings import AttemptError, DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage
+
+T = TypeVar("T")
 
 PEEKED_MAX: Final = 1_000
 """A longer look at a lane's messages does not keep writers waiting."""
@@ -106,6 +112,14 @@ def _unshipped(shard: Shard, status: ShipStatus) -> int:
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:
     try:
         empties = store.unwritten_empties(shard.number)
+        if shard.lanes is not None:
+
+            def stats(lanes: ShardLanes, most: int | None) -> ShardStats | None:
+                return inspect.lane_stats(lanes, shard.range, store.time, shard.path, empties, most)
+
+            found = shard.view(lambda lanes: stats(lanes, FEW)) or shard.survey(lambda lanes: stats(lanes, None))
+            assert found is not None
+            return found
         return shard.look_hot(
             lambda memory, db: memory.figures(db, store.now()),
             lambda db, hot: inspect.stats(db, hot, shard.range, store.time, shard.path, empties),
@@ -125,57 +139,111 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
     """Return the n deepest keys, or those with the oldest messages."""
     found: list[KeyDepth] = []
     for shard in store.healthy():
-        found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
+        if shard.lanes is not None:
+            found += shard.survey(lambda lanes: inspect.top_lanes(lanes, n, by, store.time))
+        else:
+            found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
     rank = "depth" if by == "depth" else "oldest_age_seconds"
     return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
+
+
+def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[View | None], T], *, long: bool = False) -> T:
+    """Return a report on one lane. None: nothing was ever sent to it.
+
+    Args:
+        long: the report may take so long that writers must not wait for it.
+    """
+    if shard.lanes is not None:
+        look = shard.survey if long else shard.view
+        return look(lambda lanes: report(looking.view(lanes, key, store.now())))
+    look_hot = shard.look_hot if long else shard.read_hot
+    return look_hot(
+        lambda memory, db: memory.lane(db, key),
+        lambda db, hot: report(inspect.view(db, hot, key, store.now())),
+    )
+
+
+def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[View, int], T | None]) -> T | None:
+    """Return a report on a keyless message and its lane. None: it is resolved, or has a key.
+
+    Raises:
+        UnknownMessage: its number was never issued.
+    """
+    shard = store.shards[number]
+
+    def of(found: tuple[View, int] | None) -> T | None:
+        return None if found is None else report(*found)
+
+    if shard.lanes is not None:
+        return shard.view(lambda lanes: of(looking.keyless(lanes, arrival, store.now())))
+    return shard.read_hot(
+        lambda memory, db: memory.lane_with(db, arrival),
+        lambda db, hot: of(inspect.keyless(db, hot, arrival, store.now(), number)),
+    )
 
 
 def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMessage]:
     """Return the first messages of a key, or the oldest ones of all keys."""
     if key is not None:
         shard = store.shard_of(key)
-        look = shard.read_hot if limit <= PEEKED_MAX else shard.look_hot
-        return look(
-            lambda memory, db: memory.lane(db, key),
-            lambda db, hot: inspect.peek(db, hot, key, limit, store.time, shard.number, seq),
-        )
+        return _look_at(
+            store, shard, key,
+            lambda view: [] if view is None else inspect.peeked(view, seq, limit, store.time, shard.number),
+            long=limit > PEEKED_MAX,
+        )  # fmt: skip
     found: list[PeekedMessage] = []
     for shard in store.healthy():
-        found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
+        if shard.lanes is not None:
+            found += shard.survey(bound(_peek_oldest, limit, store.time))
+        else:
+            found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
     return sorted(found, key=lambda message: message.enqueued_at)[:limit]
+
+
+def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedMessage]:
+    found: list[PeekedMessage] = []
+    views: dict[bytes, View] = {}
+    for arrival, seq in looking.oldest(lanes):
+        key = lanes.loader.keys_of([arrival])[arrival]
+        if key not in views and (one := looking.view(lanes, key, time.now())) is not None:
+            views[key] = one
+        found += inspect.peeked(views[key], seq, 1, time, lanes.shard)
+        if len(found) == limit:
+            break
+    return found
 
 
 def peek_keyless(store: Store, shard: int, arrival: int) -> list[PeekedMessage]:
     """Return the unresolved keyless message with this arrival number, if there is one."""
-    return store.shards[shard].read_hot(
-        lambda memory, db: memory.lane_with(db, arrival),
-        lambda db, hot: inspect.peek_keyless(db, hot, arrival, store.time, shard),
-    )
+
+    def report(view: View, seq: int) -> list[PeekedMessage]:
+        return [message for message in inspect.peeked(view, seq, 1, store.time, shard) if message.id == arrival]
+
+    try:
+        return _look_at_keyless(store, shard, arrival, report) or []
+    except UnknownMessage:
+        return []
 
 
 def status(store: Store, key: bytes, seq: int) -> MessageStatus:
     """Return the status of one message."""
-    return store.shard_of(key).read_hot(
-        lambda memory, db: memory.lane(db, key),
-        lambda db, hot: inspect.status(db, hot, key, seq, store.time),
-    )
+    return _look_at(store, store.shard_of(key), key, lambda view: inspect.status(view, key, seq, store.time))
 
 
 def status_of_keyless(store: Store, shard: int, arrival: int) -> MessageStatus | None:
     """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
-    return store.shards[shard].read_hot(
-        lambda memory, db: memory.lane_with(db, arrival),
-        lambda db, hot: inspect.status_of_keyless(db, hot, arrival, store.time, shard),
-    )
+
+    def report(view: View, seq: int) -> MessageStatus | None:
+        found = inspect.status_in(view, seq, store.time)
+        return None if found.state == "resolved" else found
+
+    return _look_at_keyless(store, shard, arrival, report)
 
 
 def explain(store: Store, key: bytes) -> Explanation:
     """Return why a key is, or is not, delivered now."""
     shard = store.shard_of(key)
-    return shard.read_hot(
-        lambda memory, db: memory.lane(db, key),
-        lambda db, hot: inspect.explain(db, hot, key, store.time, shard.number, store.config),
-    )
+    return _look_at(store, shard, key, lambda view: inspect.explain(view, key, store.time, shard.number, store.config))
 
 
 def key_state(store: Store, key: bytes) -> bytes | None:
@@ -187,7 +255,10 @@ def key_state(store: Store, key: bytes) -> bytes | None:
 
 def errors(store: Store, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
     """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
-    return store.shards[shard].read(lambda db: inspect.errors(db, key, seq, store.time))
+    where = store.shards[shard]  # a parked keyless message has a key of its own, whose hash may be another shard's
+    if where.lanes is None:
+        return where.read(lambda db: inspect.errors(db, key, seq, store.time))
+    return _look_at(store, where, key, lambda view: () if view is None else inspect.errors_in(view, seq, store.time))
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
@@ -198,7 +269,8 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
     out: list[DeadLetter] = []
     wall = store.time.to_wall
     for shard in store.healthy() if key is None else [store.shard_of(key)]:
-        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)))
+        letters = operate.dead_letters if shard.lanes is None else looking.dead_letters
+        rows = shard.read(bound(letters, key, limit - len(out)))
         out += [
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
@@ -21,8 +21,12 @@ from ..._keys import ASIDE, KEYLESS, decode_key, is_keyless
 from ..._sql import CLAIM, HANDOUT, HOT, INSPECT, LANES, SHARD
 from ..._stats import ShardStats
 from ..._types import State
-from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
+from ..commit.tx import NEVER, RARE, SECOND, Totals, decayed_rate
 from ..disk.stored import present
+from ..lane.memory import RunningTotals
+from ..onelane import counting, looking
+from ..onelane.looking import View
+from ..onelane.shard_lanes import ShardLanes
 from ..topology import Range
 from . import failures
 from .headers import headers as stored_headers
@@ -44,52 +48,56 @@ AFTER_ASIDES: Final = bytes([ASIDE[0] + 1])
 """Appended to the key of a lane for keyless messages, it sorts after the keys of all lanes with a single message of it."""
 
 
-class _View:
-    """One lane, as a read transaction sees it."""
+class _View(looking.View):
+    """A lane of the tables of format 2."""
 
     def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
         self.db = db
         self.now = now
-        self.lane = Lane._make(present(db.execute(LANES.get, (lane,)).get, "the row of a lane"))
+        self._take(Lane._make(present(db.execute(LANES.get, (lane,)).get, "the row of a lane")))
         row = db.execute(LANES.lease, (lane,)).get
-        self.last_lease = None if row is None else LeaseRow._make(row)
-        """The lease, even if its time is over: its starts count until it is retaken."""
-        self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
-        self.tail = max(db.execute(LANES.tail, (lane,)).get or 0, self.lane.last_seq)
-        self.depth = self.tail - self.lane.resolved
+        self.last_lease = None if row is None else _lease(LeaseRow._make(row))
+        self.due = db.execute(INSPECT.delayed, (lane,)).get
+        self.tail = max(db.execute(LANES.tail, (lane,)).get or 0, self._lane.last_seq)
+        self.depth = self.tail - self._lane.resolved
 
-    @property
-    def lease(self) -> LeaseRow | None:
-        """The lease, if its time is not over."""
-        lease = self.last_lease
-        return lease if lease is not None and not lease.expired and lease.deadline > self.now else None
+    def _take(self, lane: Lane) -> None:
+        self._lane = lane
+        self.key, self.hold, self.held_at, self.solo = lane.key, lane.hold, lane.held_at, lane.solo_to
 
-    def messages(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
+    def messages(self, first: int, limit: int) -> Sequence[looking.Message]:
+        return [row[:8] for row in self._peeked(first, limit)]
+
+    def _peeked(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
         """Return the first messages from a seq on, with the columns of INSPECT.peek."""
-        return self.db.execute(INSPECT.peek, (self.lane.id, first, limit))
+        return self.db.execute(INSPECT.peek, (self._lane.id, first, limit))
 
-    def message(self, seq: int) -> tuple[Any, ...] | None:
-        """Return an unresolved message with the columns of INSPECT.message."""
-        row: tuple[Any, ...] | None = self.db.execute(INSPECT.message, (self.lane.id, seq)).get
+    def head(self) -> looking.Head | None:
+        for seq, _, _, _, attempts, sent_at, _, _, error, crashed, first_at in self._peeked(0, 1):
+            return looking.Head(seq, sent_at, attempts, error, crashed, first_at)
+        return None
+
+    def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
+        row: Any = self.db.execute(INSPECT.message, (self._lane.id, seq)).get
+        found: tuple[int, int | None, str | None, str | None, str | None] | None = row
+        return found
+
+    def dead(self, seq: int) -> tuple[int, str | None, str | None, str | None] | None:
+        row: tuple[int, str | None, str | None, str | None] | None = self.db.execute(INSPECT.dead, (self._lane.id, seq)).get
         return row
 
-    def state_of(self, seq: int, due: int | None) -> State:
-        """Return the state of an unresolved message."""
-        if self.lease is not None and self.lease.lo <= seq <= self.lease.hi and not self.lease.ack_first:
-            return "in_flight"
-        behind = self.state_behind()
-        return "delayed" if behind == "ready" and due is not None and due > self.now else behind
+    def dead_count(self) -> int:
+        n: int = self.db.execute(INSPECT.dead_count, (self._lane.id,)).get
+        return n
 
-    def state_behind(self) -> Literal["ready", "delayed", "held"]:
-        if self.lane.hold is not None:
-            return "held"
-        if self.due is not None and self.due > self.now:
-            return "delayed"
-        return "ready"
+    def was_postponed(self, seq: int) -> bool:
+        return (self._lane.done_kind, self._lane.done_lo) == ("nack", seq)
 
-    def attempts(self, seq: int, stored: int) -> int:
-        lease = self.last_lease
-        return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
+
+def _lease(row: LeaseRow) -> looking.Lease:
+    return looking.Lease(
+        row.lo, row.hi, row.started, row.consumer, row.token, row.leased_at, row.deadline, bool(row.ack_first), bool(row.expired)
+    )
 
 
 class _HotView(_View):
@@ -100,9 +108,9 @@ class _HotView(_View):
         self.now = now
         number = db.execute(LANES.by_key, (hot.key,)).get or 0
         row = db.execute(LANES.get, (number,)).get or (0, hot.key, 0, 0, 0, 0, None, None, 0, None, None, None, None, None)
-        self.lane = Lane._make(row)
+        self._take(Lane._make(row))
         lease = hot.lease_row(number)
-        self.last_lease = None if lease is None else LeaseRow(*lease, expired=0, ack_first=0, redrive=0, closed=0)
+        self.last_lease = None if lease is None else _lease(LeaseRow(*lease, expired=0, ack_first=0, redrive=0, closed=0))
         self.due = None
         self.tail = hot.seq
         self.depth = len(hot.rows)
@@ -111,7 +119,7 @@ class _HotView(_View):
     def _from(self, seq: int) -> int:
         return bisect_left(self._rows, seq, key=_SEQ_OF)
 
-    def messages(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
+    def _peeked(self, first: int, limit: int) -> Iterable[tuple[Any, ...]]:
         at = self._from(first)
         return [
             (
@@ -121,23 +129,35 @@ class _HotView(_View):
             for row in self._rows[at : at + limit]
         ]  # fmt: skip
 
-    def message(self, seq: int) -> tuple[Any, ...] | None:
+    def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
         found = self._rows[self._from(seq) :][:1]
         return (0, None, None, None, None) if found and found[0][SEQ] == seq else None
 
 
-def _view(db: apsw.Connection, key: bytes, now: int, hot: HotLane | None) -> _View | None:
+def view(db: apsw.Connection, hot: HotLane | None, key: bytes, now: int) -> View | None:
+    """Return the lane of a key, in a shard of format 2. None: nothing was ever sent to it."""
     if hot is not None:
         return _HotView(db, hot, now)
     lane = db.execute(LANES.by_key, (key,)).get
     return None if lane is None else _View(db, lane, now)
 
 
-def peek(
-    db: apsw.Connection, hot: HotLane | None, key: bytes, limit: int, time: QueueTime, shard: int, seq: int = 0
-) -> list[PeekedMessage]:
-    view = _view(db, key, time.now(), hot)
-    return [] if view is None else _peeked(view, seq, limit, time, shard)
+def keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, now: int, shard: int) -> tuple[View, int] | None:
+    """Return lane and seq of a keyless message that is unresolved or dead, in a shard of format 2.
+
+    Args:
+        hot: the hot lane that it was sent to.
+    Raises:
+        UnknownMessage: the number was never issued.
+    """
+    if not 1 <= arrival <= db.execute(HOT.last_id).get:
+        raise UnknownMessage(f"shard {shard} has issued no id {arrival}")
+    if hot is not None and is_keyless(hot.key):
+        seqs = [row[SEQ] for row in hot.rows if row[ID] == arrival]
+        if seqs:
+            return _HotView(db, hot, now), seqs[0]
+    found = find_keyless(db, INSPECT.next_message, arrival) or find_keyless(db, INSPECT.next_dead, arrival)
+    return None if found is None else (_View(db, found[0], now), found[1])
 
 
 def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
@@ -151,32 +171,13 @@ def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) ->
         _, lane, seq = waiting[0]
         if lane not in views:
             views[lane] = _View(db, lane, time.now())
-        found += _peeked(views[lane], seq, 1, time, shard)
+        found += peeked(views[lane], seq, 1, time, shard)
         following = db.execute(INSPECT.next_message, (lane, seq + 1)).get
         if following is None:
             heapq.heappop(waiting)
         else:
             heapq.heapreplace(waiting, (following[1], lane, following[0]))
     return found
-
-
-def peek_keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
-    """Return the unresolved keyless message with an arrival number, if there is one."""
-    found = _keyless(db, hot, arrival, time.now())
-    return [] if found is None else _peeked(*found, 1, time, shard)
-
-
-def _keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, now: int) -> tuple[_View, int] | None:
-    """Return lane and seq of an unresolved keyless message.
-
-    Args:
-        hot: the hot lane that it was sent to.
-    """
-    if hot is not None and is_keyless(hot.key):
-        seqs = [row[SEQ] for row in hot.rows if row[ID] == arrival]
-        return (_HotView(db, hot, now), seqs[0]) if seqs else None
-    found = find_keyless(db, INSPECT.next_message, arrival)
-    return None if found is None else (_View(db, found[0], now), found[1])
 
 
 def find_keyless(db: apsw.Connection, following: str, arrival: int) -> tuple[int, int] | None:
@@ -219,49 +220,36 @@ def _seq_of(db: apsw.Connection, following: str, lane: int, arrival: int) -> int
     return None
 
 
-def _peeked(view: _View, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+def peeked(view: View, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    """Return the first messages of a lane from a seq on."""
     from ..._findings import PeekedMessage
 
     return [
         PeekedMessage(
-            key=decode_key(view.lane.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
+            key=decode_key(view.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
         )
-        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in view.messages(first, limit)
+        for seq, i, body, headers, attempts, sent_at, due, expires in view.messages(first, limit)
     ]  # fmt: skip
 
 
-def status(db: apsw.Connection, hot: HotLane | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
-    shown: Any = decode_key(key)
-    view = _view(db, key, time.now(), hot)
-    if view is None or not 1 <= seq <= view.tail:
-        raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
-    return _status(view, seq, time)
-
-
-def status_of_keyless(
-    db: apsw.Connection, hot: HotLane | None, arrival: int, time: QueueTime, shard: int
-) -> MessageStatus | None:
-    """Return the status of a keyless message by its arrival number. None: it is resolved, or has a key.
+def status(view: View | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+    """Return the status of one message.
 
     Raises:
-        UnknownMessage: the number was never issued.
+        UnknownMessage: that seq was never issued.
     """
-    if not 1 <= arrival <= db.execute(HOT.last_id).get:
-        raise UnknownMessage(f"shard {shard} has issued no id {arrival}")
-    found = _keyless(db, hot, arrival, time.now())
-    if found is not None:
-        return _status(*found, time)
-    dead = find_keyless(db, INSPECT.next_dead, arrival)
-    return None if dead is None else _status(_View(db, dead[0], time.now()), dead[1], time)
+    if view is None or not 1 <= seq <= view.tail:
+        raise UnknownMessage(f"key {decode_key(key)!r} has no message with seq {seq}")
+    return status_in(view, seq, time)
 
 
-def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
+def status_in(view: View, seq: int, time: QueueTime) -> MessageStatus:
+    """Return the status of a message of a lane."""
     from ..._findings import MessageStatus
 
-    db = view.db
-    shown: Any = decode_key(view.lane.key)
+    shown: Any = decode_key(view.key)
     row = view.message(seq)
     if row is not None:
         attempts, due, error, output, errors = row
@@ -272,9 +260,9 @@ def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
             shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
             None if until is None else time.to_wall(until), error, output, failures.shown(errors, time),
         )  # fmt: skip
-    row = db.execute(INSPECT.dead, (view.lane.id, seq)).get
-    if row is not None:
-        attempts, reason, output, errors = row
+    dead = view.dead(seq)
+    if dead is not None:
+        attempts, reason, output, errors = dead
         return MessageStatus(
             shown, seq, "dead", attempts, last_error=reason, last_output=output, errors=failures.shown(errors, time)
         )
@@ -282,22 +270,26 @@ def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
 
 
 def errors(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+    """Return the errors of an unresolved message of a shard of format 2."""
     return failures.shown(db.execute(INSPECT.errors, (key, seq)).get, time)
 
 
-def explain(
-    db: apsw.Connection, hot: HotLane | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig
-) -> Explanation:
+def errors_in(view: View, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+    """Return the errors of an unresolved message of a lane."""
+    row = view.message(seq)
+    return () if row is None else failures.shown(row[4], time)
+
+
+def explain(view: View | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
+    """Return why a lane is, or is not, delivered now."""
     from ..._findings import Explanation
 
     shown: Any = decode_key(key)
-    view = _view(db, key, time.now(), hot)
     if view is None:
         return Explanation(shown, "empty", hints.NEVER_SENT, None, 0, 0, 0, None, None, None, None, None, False, shard)
-    dead = db.execute(INSPECT.dead_count, (view.lane.id,)).get
-    head = next(iter(view.messages(0, 1)), None)
-    seq, attempts, error = (None, 0, None) if head is None else (head[0], view.attempts(head[0], head[4]), head[8])
-    solo = seq is not None and view.lane.solo_to >= seq
+    head = view.head()
+    seq, attempts, error = (None, 0, None) if head is None else (head.seq, view.attempts(head.seq, head.attempts), head.error)
+    solo = seq is not None and view.solo >= seq
     state: Any = "empty"
     since = until = by = token = None
     text, rest = hints.EMPTY, ""
@@ -307,40 +299,38 @@ def explain(
         state, since, until, by, token = "in_flight", lease.leased_at, _end(lease), lease.consumer, lease.token
         what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
         if until is None:
-            n = db.execute(HANDOUT.handout_of, (by, token)).get
+            n = view.db.execute(HANDOUT.handout_of, (by, token)).get
             text, filled = hints.IN_HANDOUT, {"what": what, "n": n, "by": by}
         else:
             text, filled = hints.LEASED, {"what": what, "by": by, "left": _span(lease.deadline - view.now)}
-        if view.lane.hold is not None:
-            rest = f"; then the lane is held: {view.lane.hold}"
-    elif view.lane.hold is not None:
-        state, since, by = "held", view.lane.held_at, view.lane.hold
+        if view.hold is not None:
+            rest = f"; then the lane is held: {view.hold}"
+    elif view.hold is not None:
+        state, since, by = "held", view.held_at, view.hold
         text, filled = hints.LANE_HELD, {"by": by}
     elif head is not None and view.due is not None and view.due > view.now:
         state, until = "delayed", view.due
-        assert seq is not None
-        why = _why_delayed(view, seq, attempts, head, config)
+        why = _why_delayed(view, head, attempts, config)
         text, filled = hints.DELAYED, {"seq": seq, "left": _span(view.due - view.now), "why": why}
     elif head is not None:
-        state, since = "ready", head[5]
+        state, since = "ready", head.sent_at
         text, filled = hints.READY, {"seq": seq}
         if solo:
             rest = ", one message at a time, because a holder of it was lost"
     if error and state != "empty":
         rest += f"; last error: {error}"
     return Explanation(
-        shown, state, text.of(**filled, rest=rest), seq, view.depth, dead, attempts,
+        shown, state, text.of(**filled, rest=rest), seq, view.depth, view.dead_count(), attempts,
         None if since is None else time.to_wall(since), None if until is None else time.to_wall(until),
         by, token, error, solo, shard,
     )  # fmt: skip
 
 
-def _why_delayed(view: _View, seq: int, starts: int, head: tuple[Any, ...], config: QueueConfig) -> str:
-    crashed, first_at = head[9], head[10]
-    if starts == crashed:
-        lane = view.lane
-        return "it was postponed" if (lane.done_kind, lane.done_lo) == ("nack", seq) else "it was sent with a delay"
-    failed = starts - crashed
+def _why_delayed(view: View, head: looking.Head, starts: int, config: QueueConfig) -> str:
+    first_at = head.first_at
+    if starts == head.crashed:
+        return "it was postponed" if view.was_postponed(head.seq) else "it was sent with a delay"
+    failed = starts - head.crashed
     why = "it failed once" if failed == 1 else f"it failed {failed:,} times"
     if first_at is None:
         return why
@@ -351,7 +341,7 @@ def _why_delayed(view: _View, seq: int, starts: int, head: tuple[Any, ...], conf
     return why
 
 
-def _end(lease: LeaseRow) -> int | None:
+def _end(lease: looking.Lease) -> int | None:
     """Return when a lease ends by itself. None: it belongs to a batch, and does not."""
     return None if lease.deadline == NEVER else lease.deadline
 
@@ -380,9 +370,42 @@ def stats(
     oldest, unattempted = db.execute(INSPECT.oldest, (AGES_OVER,)).get
     if hot is not None:
         oldest, unattempted = _earlier(oldest, hot.oldest), _earlier(unattempted, hot.unattempted)
-    rate = decayed_rate(t, now)
     rows: list[Any] = db.execute(SHARD.rare_totals).fetchall()
-    rare: dict[str, int] = dict(rows)
+    rare = dict.fromkeys(RARE, 0) | dict(rows)
+    return _stats(db, t, rare, (in_flight, delayed, held, oldest, unattempted), part, now, path, unwritten_empties)
+
+
+def lane_stats(
+    lanes: ShardLanes, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int, most: int | None
+) -> ShardStats | None:
+    """Return the counts of a shard of format 3.
+
+    Args:
+        most: how many lanes at rest to read.
+    Returns:
+        None: more must be read.
+    """
+    now, t = time.now(), lanes.memory.totals
+    found = counting.figures(lanes, now, most)
+    if found is None:
+        return None
+    rare = {name: getattr(t, name) for name in RARE}
+    figures = (found.in_flight, found.delayed, found.held, found.oldest, found.unattempted)
+    return _stats(lanes.db, t, rare, figures, part, now, path, unwritten_empties)
+
+
+def _stats(
+    db: apsw.Connection,
+    t: Totals | RunningTotals,
+    rare: dict[str, Any],
+    figures: tuple[int, int, int, int | None, int | None],
+    part: Range,
+    now: int,
+    path: Path | None,
+    unwritten_empties: int,
+) -> ShardStats:
+    in_flight, delayed, held, oldest, unattempted = figures
+    rate = decayed_rate(t, now)
     disk, wal = _sizes(path)
     return ShardStats(
         shard=part.shard, hash_lo=part.bounds[0], hash_hi=part.bounds[1],
@@ -391,7 +414,7 @@ def stats(
         sends=t.sends, receives=t.receives, claims=t.claims, empty_receives=t.empty_receives + unwritten_empties,
         acks=t.acks, retries=t.retries,
         redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged,
-        dead_letters=rare.get("dead_letters", 0), rejected=rare.get("rejected", 0), redriven=rare.get("redriven", 0),
+        **rare,
         outbox=db.execute(INSPECT.outbox).get,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
         handout_bytes=db.execute(HANDOUT.bytes_total).get,
@@ -435,8 +458,22 @@ def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyD
     for _, lane, depth, sent_at in sorted(best, reverse=True):
         view = _View(db, lane, now)
         state: State = "in_flight" if view.lease is not None else view.state_behind()
-        out.append(KeyDepth(decode_key(view.lane.key), depth, max(now - sent_at, 0) / SECOND, state))
+        out.append(KeyDepth(decode_key(view.key), depth, max(now - sent_at, 0) / SECOND, state))
     return out
+
+
+def top_lanes(lanes: ShardLanes, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
+    """Do the same in a shard of format 3. Reads every lane that has messages."""
+    from ..._findings import KeyDepth
+
+    now = time.now()
+    return [
+        KeyDepth(
+            decode_key(view.key), depth, max(now - sent_at, 0) / SECOND,
+            "in_flight" if view.lease is not None else view.state_behind(),
+        )
+        for view, depth, sent_at in counting.deepest(lanes, n, by, now)
+    ]  # fmt: skip
 
 
 def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
@@ -444,4 +481,4 @@ def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
     return value
 
 
-__all__ = ["explain", "key_state", "peek", "stats", "status", "top_keys", "waiting"]
+__all__ = ["errors", "explain", "key_state", "peeked", "stats", "status", "top_keys", "waiting"]

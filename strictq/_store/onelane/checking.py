@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_TABLES
+from ..._sql import LANE_LOOKS, LANE_TABLES
 from ..lane.live_lane import LiveLane
 from ..lane.memory import ShardMemory
 from ..tables import gone
@@ -43,7 +43,7 @@ def problems(db: apsw.Connection, loader: Loader) -> Iterator[str]:
         for i, key, seq in rows:
             places = (
                 (i in found.get(key, ()))
-                + bool(run(LANE_TABLES.is_dead, (key, i)).get)
+                + bool(run(LANE_LOOKS.dead_with, (i,)).get)
                 + (i in fresh or bool(gone.bits_of(db, memory.shard, i >> gone.BUCKET_BITS) >> (i & 127) & 1))
             )
             if places != 1 and not (places == 0 and i == memory.top):

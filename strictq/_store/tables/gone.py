@@ -18,6 +18,7 @@ from ..log.log_rows import LogRows
 
 BUCKET_BITS: Final = 7
 _BUCKET: Final = 1 << BUCKET_BITS
+BUCKET_MASK: Final = _BUCKET - 1
 _BYTES: Final = _BUCKET // 8
 _RUN_MIN: Final = 16
 """A run of so many rows is deleted at once."""
