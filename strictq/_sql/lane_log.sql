@@ -49,18 +49,19 @@ INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 INSERT INTO journal SELECT id + 1, 24, at, (SELECT max(id) FROM message), 0, 0, NULL, x'' FROM journal ORDER BY id DESC LIMIT 1;
 
 -- name: append_alone
--- log_rows: one entry as a transaction of its own. Writes nothing if the newest rows are not those that memory has. Rowid seeks.
-INSERT INTO journal SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
-WHERE (SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4;
+-- log_rows: one entry as a transaction of its own. If the newest rows are not those that memory has, its kind is NULL, and IGNORE skips
+-- the row. (INSERT … SELECT … WHERE would make a temporary table.) Rowid seeks.
+INSERT OR IGNORE INTO journal VALUES (?1,
+    iif((SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4, ?2, NULL), ?3, ?4, ?5, ?6, ?7, ?8);
 
 -- name: insert
 -- log_rows: messages, many rows a statement. Takes every column of each.
 INSERT INTO message VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?) }};
 
 -- name: insert_alone
--- log_rows: one message as a transaction of its own, as `append_alone`. Takes every column, and the newest entry. Rowid seeks.
-INSERT INTO message SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
-WHERE (SELECT max(id) FROM message) = ?1 - 1 AND (SELECT max(id) FROM journal) = ?9;
+-- log_rows: one message as a transaction of its own, in the same way. Takes every column, and the newest entry. Rowid seeks.
+INSERT OR IGNORE INTO message VALUES (?1, ?2,
+    iif((SELECT max(id) FROM message) = ?1 - 1 AND (SELECT max(id) FROM journal) = ?9, ?3, NULL), ?4, ?5, ?6, ?7, ?8);
 
 -- name: keys
 -- log_rows: the keys and seqs of messages. Takes their arrival numbers. Index: rowid.

@@ -88,8 +88,8 @@ class LaneHolder(NamedTuple):
     says_starts: bool = False
 
     def encode(self) -> str:
-        """Return its form in an entry: one digit for the flags, and the name."""
-        return f"{self.charged + 2 * self.says_starts}{self.consumer}"
+        """Return its form in an entry."""
+        return encode_holder(self.consumer, self.charged, self.says_starts)
 
     @classmethod
     def decode(cls, text: str | None) -> LaneHolder:
@@ -107,6 +107,11 @@ class LaneHolder(NamedTuple):
 def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
     """Return the rate of acks, messages a second weighted over a minute, after n more, and its time."""
     return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * 1_000_000)) + n / RATE_SECONDS, now
+
+
+def encode_holder(consumer: str, charged: bool, says_starts: bool) -> str:
+    """Return the form of a `LaneHolder` in an entry: one digit for the flags, and the name."""
+    return f"{charged + 2 * says_starts}{consumer}"
 
 
 def is_charged(holder: str | None) -> bool:
@@ -144,8 +149,10 @@ def unpack(data: bytes) -> list[int]:
     return numbers.tolist()
 
 
-def encode_groups(groups: Iterable[Sequence[int]]) -> bytes:
+def encode_groups(groups: Sequence[Sequence[int]]) -> bytes:
     """Return the messages of each lane as an entry's data."""
+    if len(groups) == 1 and len(groups[0]) == 1:
+        return groups[0][0].to_bytes(_ID_BYTES, "little", signed=True)
     numbers: list[int] = []
     for ids in groups:
         numbers.append(ids[0])

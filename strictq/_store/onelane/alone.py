@@ -100,7 +100,16 @@ class LaneAlone:
 
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
         """Ack a message of a live lease. Return False if a transaction must do it."""
-        return self.ack([Settlement(0, key, token, (seq,))]) is not None
+        settings = self._host.settings
+        ready = self._writer.direct(self._ack_one, (key, token, seq), settings) if self._may(settings[0]) else None
+        if ready:
+            self._host.wake()
+        return ready is not None
+
+    def _ack_one(
+        self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, what: tuple[bytes, int, int]
+    ) -> bool | None:
+        return settling.ack_one_alone(lanes, *what, now) if lanes.may_be_alone else None
 
     def _ack(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, batches: Sequence[Settlement]) -> bool | None:
         return settling.ack_alone(lanes, batches, now) if lanes.may_be_alone else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
-from ..lane.entries import NEVER, LaneHolder, encode_groups
+from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
 from ..lane.memory import Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
@@ -381,7 +381,7 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
     """Write a planned claim."""
     store = tx.lanes
     assert store is not None
-    holder = LaneHolder(request.consumer, request.charge, request.starts).encode()
+    holder = encode_holder(request.consumer, request.charge, request.starts)
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
     if request.ack_first:
         ending.keep(tx, [i for _, ids in groups for i in ids], history.ACKED, tx.now)
@@ -413,7 +413,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int) -> t
 def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: Request, now: int) -> bool:
     """Commit a planned claim. Return False if another process wrote meanwhile: then nothing changed."""
     memory = store.memory
-    holder = LaneHolder(request.consumer, request.charge, request.starts).encode()
+    holder = encode_holder(request.consumer, request.charge, request.starts)
     data = encode_groups([ids for _, ids in groups])
     entry = (memory.seen + 1, kinds.CLAIM, max(now, memory.at), memory.top, out.token, out.deadline, holder, data)
     if store.append_alone(entry, groups):

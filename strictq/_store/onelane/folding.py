@@ -33,6 +33,7 @@ class Folder:
         self._memory = memory
         self._log = log
         self._rows = rows
+        self._window = WORK_PER_WINDOW * memory.limits.window
 
     @property
     def is_due(self) -> bool:
@@ -40,12 +41,10 @@ class Folder:
 
         It depends on work, not on positions: while a backlog is drained in batches, positions rise by two for each batch.
         """
-        memory = self._memory
-        limits = memory.limits
-        return (
-            memory.work >= WORK_PER_WINDOW * limits.window + memory.slices * limits.slice * WORK_PER_SLICE
-            or len(memory.dirty) >= WORK_PER_WINDOW // 2 * limits.window
-        )
+        memory, window = self._memory, self._window
+        if memory.work < window and len(memory.dirty) < window // 2:
+            return False
+        return memory.work >= window + memory.slices * memory.limits.slice * WORK_PER_SLICE or len(memory.dirty) >= window // 2
 
     def fold(self, messages: int, now: int) -> None:
         """Write as many slices as are due for a call of so many messages, at the end of its transaction."""

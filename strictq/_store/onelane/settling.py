@@ -472,6 +472,23 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
 # ---- single statements
 
 
+def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int) -> bool | None:
+    """Ack one message of a plain lane with a single statement. Return as `ack_alone`."""
+    memory = store.memory
+    lane = memory.lanes.get(key)
+    if lane is None or lane.rare is not None or lane.grant is None or lane.grant.token != token:
+        return None
+    window, at = lane.ids, seq - lane.first
+    if window is None or not 0 <= at < lane.held or not window[at]:
+        return None
+    ids = [window[at]]
+    entry = (
+        memory.seen + 1, kinds.ACK, now if now > memory.at else memory.at, memory.top, token, 0, None,
+        ids[0].to_bytes(8, "little", signed=True),
+    )  # fmt: skip
+    return lane.listed != 0 if store.append_alone(entry, [(lane, ids)]) else None
+
+
 def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> bool | None:
     """Ack messages with a single statement. Return whether a lane is ready now. None: that is not possible now."""
     token = batches[0].token
