@@ -227,8 +227,8 @@ class Writer:
                 self._taken(held, BUSY_SECONDS)
             db, totals, host = self._db, hot.totals, self._host
             if (
-                db is None or totals is None or hot.unsure or db.in_transaction or self._suspects(self._shard)
-                or host.settings is not settings or totals.config_version != settings[1] or totals.epoch != host.epoch
+                db is None or totals is None or db.in_transaction or self._suspects(self._shard)
+                or host.settings is not settings or not hot.agrees(settings[1], host.epoch)
             ):  # fmt: skip
                 return None
             self._owner = threading.get_ident()

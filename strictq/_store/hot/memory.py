@@ -131,6 +131,11 @@ class Memory:
 
     # ---- agreeing with the tables
 
+    def agrees(self, config_version: int, epoch: int) -> bool:
+        """Return whether memory is as the last transaction left it, with these settings and in this epoch."""
+        totals = self.totals
+        return totals is not None and not self.unsure and totals.config_version == config_version and totals.epoch == epoch
+
     def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
         """Read what other processes wrote, and return the totals that a write transaction begins with.
 

@@ -452,8 +452,10 @@ class ShardMemory:
                     self._end(lane)
         self.loaded -= removed
         rows = self.rows
-        named = kinds.unpack(data or b"")
-        numbers = [i if i > 0 else -i for i in named]
+        if len(groups) == 1 and len(data or b"") == 8 * len(groups[0][1]):
+            numbers = groups[0][1]
+        else:
+            numbers = [i if i > 0 else -i for i in kinds.unpack(data or b"")]
         for i in numbers:
             rows.pop(i, None)
         n = len(numbers)

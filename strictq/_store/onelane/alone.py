@@ -53,7 +53,7 @@ class LaneAlone:
         return done[1]
 
     def _send(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, item: Item) -> tuple[bool, Sent] | None:
-        return sending.send_alone(lanes, item, now, self._host.settings[0]) if lanes.may_be_alone else None
+        return sending.send_alone(lanes, item, now, self._host.settings[0])
 
     def claim(self, attempt: Attempt, seconds: float | None) -> Claimed | None:
         """Lease what is ready now.
@@ -67,8 +67,6 @@ class LaneAlone:
         return self._writer.direct(self._claim, attempt, settings, seconds, synced=False)
 
     def _claim(self, db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, attempt: Attempt) -> Claimed | None:
-        if not lanes.may_be_alone:
-            return None
         request = attempt.request
         planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND))
         if planned is None:
@@ -109,7 +107,7 @@ class LaneAlone:
     def _ack_one(
         self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, what: tuple[bytes, int, int]
     ) -> bool | None:
-        return settling.ack_one_alone(lanes, *what, now) if lanes.may_be_alone else None
+        return settling.ack_one_alone(lanes, *what, now)
 
     def _ack(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, batches: Sequence[Settlement]) -> bool | None:
-        return settling.ack_alone(lanes, batches, now) if lanes.may_be_alone else None
+        return settling.ack_alone(lanes, batches, now)

@@ -14,7 +14,7 @@ from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
-from ..lane.memory import Group, MessageRow
+from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
 from ..lanes import history, retries
 from ..lanes.leases import SUSPECT, Claimed, Request, Row
@@ -432,19 +432,30 @@ def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Cla
 
 def _fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     """Add the messages of the lanes that a claim takes. One whose row is gone belongs to a process that slept past its lease."""
-    shard = store.shard
+    shard, cache = store.shard, store.memory.rows
     ids = [i for _, chosen in groups for i in chosen]
-    messages = store.whole(ids)
+    messages: dict[int, MessageRow] | None = None
     rows: list[Sequence[Row]] = []
+    n = 0
     for lane, chosen in groups:
-        rare = lane.rare
-        if rare is None:
-            some = [row_of(row, lane.key, 0, 0, shard) for i in chosen if (row := messages.get(i)) is not None]
-        else:
-            some = [_rare_row(lane, row, shard) for i in chosen if (row := messages.get(i)) is not None]
+        plain, key = lane.rare is None, lane.key
+        some: list[Row] = []
+        for i in chosen:
+            row = cache.get(i)
+            if row is None or len(row) == M_BODY:
+                if messages is None:
+                    messages = store.whole(ids)
+                row = messages.get(i)
+                if row is None:
+                    continue
+            if plain and row[M_OPTS] is None:
+                some.append((0, 0, key, 0, row[2], row[4], row[5], 0, i, row[3], None, None, None, None, row[M_BODY]))
+            else:
+                some.append(_rare_row(lane, row, shard))
         if some:
             rows.append(some)
-    out.hot, out.ids, out.messages = rows, array("q", ids), sum(map(len, rows))
+            n += len(some)
+    out.hot, out.ids, out.messages = rows, array("q", ids), n
 
 
 def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:

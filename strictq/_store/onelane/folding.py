@@ -26,14 +26,19 @@ MESSAGES_PER_SLICE: Final = 512
 
 
 class Folder:
-    """Folds one shard. When it does is a policy; its entries say what was folded."""
+    """Folds one shard. When it does is a policy; its entries say what was folded.
+
+    Attributes:
+        window, dirty_max: below so much work, and so many changed lanes, nothing is folded.
+    """
 
     def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
         self._db = db
         self._memory = memory
         self._log = log
         self._rows = rows
-        self._window = WORK_PER_WINDOW * memory.limits.window
+        self.window = WORK_PER_WINDOW * memory.limits.window
+        self.dirty_max = self.window // 2
 
     @property
     def is_due(self) -> bool:
@@ -41,10 +46,9 @@ class Folder:
 
         It depends on work, not on positions: while a backlog is drained in batches, positions rise by two for each batch.
         """
-        memory, window = self._memory, self._window
-        if memory.work < window and len(memory.dirty) < window // 2:
-            return False
-        return memory.work >= window + memory.slices * memory.limits.slice * WORK_PER_SLICE or len(memory.dirty) >= window // 2
+        memory = self._memory
+        later = memory.slices * memory.limits.slice * WORK_PER_SLICE
+        return memory.work >= self.window + later or len(memory.dirty) >= self.dirty_max
 
     def fold(self, messages: int, now: int) -> None:
         """Write as many slices as are due for a call of so many messages, at the end of its transaction."""

@@ -322,10 +322,14 @@ class ShardLanes:
             raise
         return True
 
-    @property
-    def may_be_alone(self) -> bool:
-        """Return whether a single statement may do a call: memory is probably current, and nothing else must be written."""
-        return not self.folder.is_due and not self.memory.unplaced
+    def agrees(self, config_version: int, epoch: int) -> bool:
+        """Return whether memory is as the last call left it, with these settings, in this epoch, and nothing must be folded."""
+        memory = self.memory
+        stored = memory.mark
+        return (
+            not memory.unsure and stored.config_version == config_version and stored.epoch == epoch
+            and memory.work < self.folder.window and len(memory.dirty) < self.folder.dirty_max and not memory.unplaced
+        )  # fmt: skip
 
     def finish(self, tx: Tx, empties: EmptyReceives) -> None:
         """Write what a transaction needs before its COMMIT: an entry if nothing else tells others of it, and folds."""
