@@ -191,6 +191,10 @@ SELECT bits FROM gone WHERE bucket = ?;
 -- gone: the same. Takes number and bits.
 INSERT INTO gone VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bits = ?2;
 
+-- name: some_gone
+-- gone: buckets that have resolved messages, the oldest first. Takes how many. Index: rowid.
+SELECT bucket FROM gone ORDER BY bucket LIMIT ?;
+
 -- name: drop_gone
 -- gone: a bucket whose messages were deleted. Takes its number.
 DELETE FROM gone WHERE bucket = ?;

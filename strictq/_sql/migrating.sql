@@ -88,3 +88,24 @@ WHERE s.lane > ? ORDER BY s.lane LIMIT ?;
 -- name: programs_tables
 -- reader: the program's own tables. Scans the schema.
 SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name LIKE 'app\_%' ESCAPE '\' ORDER BY name;
+
+-- name: due_of
+-- moving: the end of the delay of a copied message. Takes its arrival number. Index: rowid.
+SELECT due FROM main.next_message WHERE id = ?;
+
+-- name: add_wide_dedup
+-- moving: a dedup id of the whole queue. Takes it, arrival number, end of its window, key. Its seq is in the other row of the id.
+INSERT INTO main.next_dedup
+SELECT x'', ?1, ifnull((SELECT seq FROM main.next_dedup WHERE key = ?4 AND dedup_id = ?1), 0), ?2, ?3, ?4;
+
+-- name: last_token
+-- moving: the newest token of a lease. Scans the lanes.
+SELECT max(token) FROM main.lane;
+
+-- name: add_newest
+-- moving: the row of the newest arrival number, whose message is resolved. Takes it.
+INSERT INTO main.message VALUES (?, x'', 0, 0, NULL, NULL, NULL, NULL);
+
+-- name: forget_meta
+-- moving: a value that `mark` has now. Takes its name. Index: primary key.
+DELETE FROM main.meta WHERE name = ?;

@@ -220,7 +220,7 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
 
 -- name: counter_page
--- tail: where the counter row lies. Scans the schema.
+-- tail, fork_point and checkpoint: where the counter row lies. None: the shard has format 3. Scans the schema.
 SELECT rootpage FROM sqlite_schema WHERE name = 'counter';
 
 -- name: written_tables

@@ -104,7 +104,7 @@ def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) 
     require_scope(config, shards)
     return Catalog(
         os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards),
-        format=migrate.NEXT_FORMAT if os.environ.get(migrate.NEXT_VARIABLE) else migrate.FORMAT,
+        format=migrate.newest(),
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
     if db.filename and db.pragma("journal_mode") != "wal":
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
-    if catalog.has_lanes:
+    if migrate.version_of(db, migrate.SHARD_ID) == migrate.NEXT_FORMAT:
         mark.read(db, part.shard)
     elif db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
         raise StoreCorrupt("its counters are out of range", shard=part.shard)
@@ -297,11 +297,11 @@ def last_time(directory: Path, part: Range) -> int:
         raise translate(e, part.shard) from e
 
 
-def bring_up(directory: Path) -> None:
-    """Bring queue.db to this version's format."""
+def bring_up(directory: Path, to: int) -> None:
+    """Bring queue.db to a later format."""
     with _opened(directory / layout.CATALOG) as db:
         migrate.require(db, migrate.CATALOG_ID, -1, older=True)
-        migrate.bring_up(db, migrate.CATALOG_ID, -1)
+        migrate.bring_up(db, migrate.CATALOG_ID, -1, to)
 
 
 def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:

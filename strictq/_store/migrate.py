@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,9 +21,9 @@ FORMAT: Final = 2
 2: a shard has the logs of hot lanes, and the errors of attempts.
 """
 NEXT_FORMAT: Final = 3
-"""The format that is being built: lanes of one kind. Nothing migrates to it."""
+"""The format that is being built: lanes of one kind."""
 NEXT_VARIABLE: Final = "STRICTQ_NEXT_FORMAT"
-"""The variable by which new queues have that format."""
+"""The variable by which new queues have that format, and older ones may be migrated to it."""
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated. Releases without replication then refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
@@ -42,14 +43,26 @@ def _add_logs(db: apsw.Connection) -> None:
     db.execute(FORMAT_2).fetchall()
 
 
-STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing}, SHARD_ID: {1: _add_logs}}
-"""For each kind of file, the step that leads from a format to the next one. Each runs in one transaction with its stamp."""
+STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing, 2: _nothing}, SHARD_ID: {1: _add_logs}}
+"""For each kind of file, the step that leads from a format to the next one. Each runs in one transaction with its stamp.
+
+A shard of format 2 is moved to the next one in many transactions: see `migrating.moving`.
+"""
+LEFT_OVER: Final = "next_"
+"""The names of tables that an interrupted move to the next format left in a shard begin so."""
 
 
 OLDEST: Final = 1
 """The format before the first step, which the schemas in _sql describe."""
 _SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD_SCHEMA}
 _SPACE: Final = re.compile(r"--[^\n]*|\s+")
+_QUOTED: Final = re.compile(r'"(\w+)"')
+"""A name as SQLite writes it where it renames a table."""
+
+
+def newest() -> int:
+    """Return the format of new queues, to which older ones are migrated."""
+    return NEXT_FORMAT if os.environ.get(NEXT_VARIABLE) else FORMAT
 
 
 def stamp(db: apsw.Connection, kind: int, version: int | None = None) -> None:
@@ -63,11 +76,12 @@ def _plain_version(found: int, kind: int) -> int:
     return found - REPLICATED if kind == CATALOG_ID and found >= REPLICATED else found
 
 
-def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) -> bool:
+def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False, wanted: int | None = None) -> bool:
     """Refuse a file of another format. Return whether it is the queue.db of a queue that was ever replicated.
 
     Args:
         older: accept an older format, too.
+        wanted: the format of the queue, for a shard. None: this version's.
     Raises:
         SchemaMismatch: its format is newer, or older. Nothing changed.
         StoreCorrupt: it is another kind of file, its pages have no checksums, or its schema differs.
@@ -79,26 +93,29 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) 
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
-    if version > NEXT_FORMAT:
+    if version > (max(FORMAT, NEXT_FORMAT) if wanted is None else wanted):
         raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest that this strictq supports", shard=shard)
-    if version < FORMAT and not older:
-        raise SchemaMismatch(f"its format {version} is older than {FORMAT}", shard=shard, hint=hints.MIGRATE)
+    least = FORMAT if wanted is None else wanted
+    if version < least and not older:
+        raise SchemaMismatch(f"its format {version} is older than {least}", shard=shard, hint=hints.MIGRATE)
     if db.filename:
         try:
-            require_schema(db, kind, shard, version)
+            require_schema(db, kind, shard, version, unfinished=older)
         except StoreCorrupt:
             if db.pragma("user_version") == stored:
                 raise
             # Another process has migrated it, or configured its replication, since user_version was read.
-            return require(db, kind, shard, older=older)
+            return require(db, kind, shard, older=older, wanted=wanted)
     return stored != version
 
 
-def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
+def require_schema(db: apsw.Connection, kind: int, shard: int, version: int, *, unfinished: bool = False) -> None:
     """Verify that a file has the tables of its format, and otherwise only the program's own.
 
     A trigger, a view in a table's place or a CHECK that calls functions would run foreign code in our transactions.
 
+    Args:
+        unfinished: accept what an interrupted move to the next format left.
     Raises:
         StoreCorrupt: the schema differs.
     """
@@ -108,6 +125,8 @@ def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> 
     for type_, name, table, root, sql in objects:
         found = (type_, table, _plain(sql))
         if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
+            continue
+        if unfinished and type_ == "table" and str(name).startswith(LEFT_OVER):
             continue
         if expected.pop(name, None) != found:
             raise StoreCorrupt(f"its schema is not strictq's: {type_} {name!r}", shard=shard)
@@ -125,7 +144,7 @@ def _is_programs(type_: str, name: str, table: str, root: int) -> bool:
 
 @lru_cache(maxsize=256)  # the shards of a queue have the same schema
 def _plain(sql: str | None) -> str | None:
-    return None if sql is None else _SPACE.sub(" ", sql).strip()
+    return None if sql is None else _QUOTED.sub(r"\1", _SPACE.sub(" ", sql)).strip()
 
 
 @lru_cache
@@ -155,15 +174,20 @@ def version_of(db: apsw.Connection, kind: int) -> int:
     return _plain_version(db.pragma("user_version"), kind)
 
 
-def bring_up(db: apsw.Connection, kind: int, shard: int) -> None:
-    """Bring a file that `require` accepted to this version's format, one transaction per step. No other process has it open."""
-    while (version := version_of(db, kind)) < FORMAT:
+def bring_up(db: apsw.Connection, kind: int, shard: int, to: int | None = None) -> None:
+    """Bring a file that `require` accepted to a later format, one transaction per step. No other process has it open.
+
+    Args:
+        to: the format; None: this version's.
+    """
+    to = FORMAT if to is None else to
+    while (version := version_of(db, kind)) < to:
         db.execute("BEGIN IMMEDIATE")
         try:
             try:
                 step = STEPS[kind][version]
             except KeyError:
-                raise StoreError(f"format {version} cannot be upgraded to {FORMAT}", shard=shard) from None
+                raise StoreError(f"format {version} cannot be upgraded to {to}", shard=shard) from None
             step(db)
             stamp(db, kind, db.pragma("user_version") + 1)
         except BaseException:

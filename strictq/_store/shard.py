@@ -123,7 +123,7 @@ class Shard:
             try:
                 if self.path is None:
                     catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
-                migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating)
+                migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating, wanted=host.catalog.format)
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.wal.verify(db)
                 self.wal.drop_torn(db)
@@ -133,7 +133,7 @@ class Shard:
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self.wal.write_again(db)
                 if host.migrating:
-                    migrate.bring_up(db, migrate.SHARD_ID, self.number)
+                    self._migrate(db)
                 if not host.read_only:
                     try:
                         self.apply_app_schema(db)
@@ -161,6 +161,18 @@ class Shard:
             raise
         except OSError as e:
             raise files.failure("it can't be opened", e, self.number) from e
+
+    def _migrate(self, db: apsw.Connection) -> None:
+        """Bring the file to the format of its queue."""
+        if migrate.version_of(db, migrate.SHARD_ID) == self._host.catalog.format:
+            return
+        migrate.bring_up(db, migrate.SHARD_ID, self.number)
+        if self.lanes is not None:
+            from .migrating import moving  # imported late: once in the life of a queue
+
+            assert self.path is not None
+            self.wal.watch(db)
+            moving.move(db, self.path, self.number)
 
     def _missing(self) -> str | None:
         """Return which of the files that SQLite creates beside the database is missing, or None."""
@@ -249,9 +261,9 @@ class Shard:
                 self._host.make_room()
         else:
             result = self.run(operation, seconds, synced=synced)
-        if self._host.short_of_space and self.hot is not None:
+        if self._host.short_of_space and self.path is not None:
             with suppress(StrictqError):  # the operation is committed
-                self.run(cooling.cut)
+                self.run(cooling.cut if self.lanes is None else _free)
         return result
 
     @property
@@ -598,6 +610,12 @@ class Shard:
 def _picked(_db: apsw.Connection, part: P | None) -> P:
     assert part is not None
     return part
+
+
+def _free(tx: Tx) -> None:
+    """Give back the room of resolved messages of a shard of format 3."""
+    assert tx.lanes is not None
+    tx.lanes.folder.free(tx.now)
 
 
 def _viewed(lanes: ShardLanes, db: apsw.Connection, look: Callable[[ShardLanes], T]) -> T:

@@ -22,7 +22,7 @@ from .store import Store
 
 ALONE_SECONDS: Final = 1.0
 SHARD_BYTES: Final = 64 << 10
-"""How much a step may add to a shard and to its WAL. No step rewrites messages."""
+"""How much a step may add to a shard and to its WAL, unless it rewrites messages."""
 
 
 def upgrade(
@@ -45,7 +45,7 @@ def upgrade(
                 f"the migration needs {found.needs_bytes:,} bytes, and the disk has {free:,}; nothing was changed", shard=-1
             )
         # queue.db comes first: from then on older versions refuse the queue, even if some shards are not migrated yet.
-        catalog.bring_up(directory)
+        catalog.bring_up(directory, found.format)
         on_progress(1, found.files)
         _bring_up_shards(directory, clock, presence, on_progress)
     finally:
@@ -55,10 +55,14 @@ def upgrade(
 
 def _look(directory: Path) -> Migration:
     known = catalog.read(directory, older=True)
-    formats = [_format(directory / layout.CATALOG, -1, migrate.CATALOG_ID)]
-    formats += [_format(directory / part.file, part.shard, migrate.SHARD_ID) for part in known.topology]
-    old = sum(number < migrate.FORMAT for number in formats)
-    return Migration(min(formats), migrate.FORMAT, len(formats), old, old * SHARD_BYTES, done=not old)
+    to = max(known.format, migrate.newest())
+    found = {layout.CATALOG: _format(directory / layout.CATALOG, -1, migrate.CATALOG_ID)}
+    found |= {part.file: _format(directory / part.file, part.shard, migrate.SHARD_ID) for part in known.topology}
+    old = [directory / name for name, number in found.items() if number < to]
+    needs = len(old) * SHARD_BYTES
+    if to == migrate.NEXT_FORMAT:
+        needs += sum(path.stat().st_size + layout.wal_bytes(path) for path in old)  # their messages are copied
+    return Migration(min(found.values()), to, len(found), len(old), needs, done=not old)
 
 
 def _format(file: Path, shard: int, kind: int) -> int:

@@ -14,7 +14,7 @@ from strictq._store import migrate, upgrade
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
 from strictq.testing import FakeClock
 from tests.support.format_1 import require_busy, unpacked
-from tests.support.formats import NEXT, add_column, become_next
+from tests.support.formats import NEWER, NEXT, add_column, become_next
 from tests.support.internals import connected, store_of, tamper
 from tests.support.queues import Opener, drain, fill, shard_file
 from tests.support.running import ROOT, run_python
@@ -148,11 +148,11 @@ def test_a_file_that_another_process_migrates_while_it_is_verified_is_not_damage
     later()
     real, came = migrate.require_schema, []
 
-    def late(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
+    def late(db: apsw.Connection, kind: int, shard: int, version: int, *, unfinished: bool = False) -> None:
         if not came:
             came.append(shard)
             strictq.migrate(old.path)
-        real(db, kind, shard, version)
+        real(db, kind, shard, version, unfinished=unfinished)
 
     monkeypatch.setattr(migrate, "require_schema", late)
     strictq.migrate(old.path)  # looks at queue.db, which another process migrates at the same time
@@ -240,7 +240,7 @@ def test_a_way_that_is_missing_is_a_typed_error(old: Opener, monkeypatch: pytest
 def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> None:
     """queue.db refuses the queue. A single shard is quarantined, and the others serve."""
     file = files_of(old.path)[which]
-    tamper(file, f"PRAGMA user_version = {NEXT}")
+    tamper(file, f"PRAGMA user_version = {NEWER}")
     before = file.read_bytes()
     if which == 0:
         for again in (lambda: old.open(durability=None), lambda: strictq.migrate(old.path)):
@@ -255,7 +255,7 @@ def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> Non
             store_of(q).shards[0].run(lambda tx: None)
         q.close()
     assert file.read_bytes() == before
-    assert version(file) == NEXT
+    assert version(file) == NEWER
 
 
 def test_a_file_of_the_other_kind_is_refused(old: Opener) -> None:

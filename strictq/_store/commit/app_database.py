@@ -16,7 +16,7 @@ import apsw
 
 from ... import _hints as hints
 from ..._errors import InvalidArgument
-from ..._sql import FORMAT_2, HOT, SHARD_SCHEMA
+from ..._sql import FORMAT_2, FORMAT_3, HOT, SHARD_SCHEMA
 from ..disk.stored import is_of_sqlite
 
 PREFIX: Final = "app_"
@@ -32,7 +32,10 @@ _READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
 _ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 _TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
 _OUR_TABLES: Final = set(
-    re.findall(r"CREATE (?:TEMP )?(?:TABLE|VIEW) (\w+)", "\n".join((SHARD_SCHEMA, FORMAT_2, HOT.make_shadows, HOT.show_shadows)))
+    re.findall(
+        r"CREATE (?:TEMP )?(?:TABLE|VIEW) (\w+)",
+        "\n".join((SHARD_SCHEMA, FORMAT_2, FORMAT_3, HOT.make_shadows, HOT.show_shadows)),
+    )
 )
 _ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
 _SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}

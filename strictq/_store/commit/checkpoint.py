@@ -135,7 +135,7 @@ class ShardWal:
 
     def _epoch(self, db: apsw.Connection) -> int | None:
         """Return the epoch of the last write that began one. None: the row that has it is missing."""
-        if self._host.catalog.has_lanes:
+        if db.execute(SHARD.counter_page).get is None:  # format 3
             known: int | None = db.execute(LANE_TABLES.epoch).get
             return known
         return None if db.execute(SHARD.read_counter).get is None else Totals.read(db).epoch

@@ -27,8 +27,8 @@ def problems(db: apsw.Connection, loader: Loader) -> Iterator[str]:
     fresh = {i for _, ids in memory.gone for i in ids}
     found: dict[bytes, set[int]] = {}
     pending = 0
-    for lane in _lanes(db, loader):
-        unresolved = _unresolved(lane)
+    for lane in lanes_of(db, loader):
+        unresolved = unresolved_of(lane)
         pending += len(unresolved)
         found[lane.key] = {i for _, i in unresolved}
         rows = loader.log.keys([i for _, i in unresolved])
@@ -50,13 +50,14 @@ def problems(db: apsw.Connection, loader: Loader) -> Iterator[str]:
                 yield f"row {i} of `message`, seq {seq} of lane {key!r}, is in {places} of: lane, dead letters, resolved"
 
 
-def _unresolved(lane: LiveLane) -> list[tuple[int, int]]:
+def unresolved_of(lane: LiveLane) -> list[tuple[int, int]]:
+    """Return (seq, arrival number) of the unresolved messages of a lane that is wholly loaded."""
     rare = lane.rare
     some = [(seq, i) for seq, i in enumerate(lane.ids or (), lane.first) if i]
     return some if rare is None else [*rare.front, *rare.waiting, *some]
 
 
-def _lanes(db: apsw.Connection, loader: Loader) -> Iterator[LiveLane]:
+def lanes_of(db: apsw.Connection, loader: Loader) -> Iterator[LiveLane]:
     """Return all lanes, each with all of its ids: those with rows, and those that are only in the logs."""
     run: Any = db.execute
     memory: ShardMemory = loader.memory

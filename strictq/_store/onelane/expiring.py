@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,12 +17,12 @@ STEP: Final = 1_000
 """How many lanes one entry names."""
 
 
-def expire(tx: Tx, lane: LiveLane, *, at_reboot: bool = False) -> None:
+def expire(tx: Tx, lane: LiveLane) -> None:
     """End a lease by an entry of its own. What was started is charged, and may have killed its holder."""
-    end(tx, [lane], at_reboot=at_reboot)
+    end(tx, [lane])
 
 
-def end(tx: Tx, some: Sequence[LiveLane], *, at_reboot: bool = False) -> None:
+def end(tx: Tx, some: Sequence[LiveLane]) -> None:
     """End the leases of these lanes."""
     store = tx.lanes
     assert store is not None
@@ -33,7 +34,7 @@ def end(tx: Tx, some: Sequence[LiveLane], *, at_reboot: bool = False) -> None:
         if grant is None or not left:
             continue
         consumer = LaneHolder.decode(grant.holder).consumer
-        error, at = failures.of_lost_lease(consumer, grant.at, 0 if at_reboot else grant.deadline, tx.now)
+        error, at = failures.of_lost_lease(consumer, grant.at, grant.deadline, tx.now)
         for seq, arrival in left:
             if seq <= lane.started:
                 note_attempt(tx, lane, arrival, failures.AttemptFailure(error), at, crashed=True)
@@ -62,13 +63,20 @@ def note_attempt(
 
 
 def end_timed_leases(tx: Tx) -> None:
-    """End every lease that has a deadline: the machine has booted since."""
+    """Let every lease that has a deadline be over: the machine has booted since. Its token lives until the lane is claimed."""
     store = tx.lanes
     assert store is not None
     after: tuple[int, bytes] = (-NEVER, b"")
     while rows := store.run(resting.LEASED, (*after, STEP)).fetchall():
         after = rows[-1]
         store.loader.fill_heads([key for _, key in rows])
-    lanes = [lane for lane in store.memory.lanes.values() if lane.grant is not None and lane.grant.deadline < NEVER]
-    for at in range(0, len(lanes), STEP):
-        end(tx, lanes[at : at + STEP], at_reboot=True)
+    by_token: dict[int, list[LiveLane]] = defaultdict(list)
+    for lane in store.memory.lanes.values():
+        if lane.grant is not None and lane.grant.deadline < NEVER:
+            by_token[lane.grant.token].append(lane)
+    for token, lanes in by_token.items():
+        for at in range(0, len(lanes), STEP):
+            some = lanes[at : at + STEP]
+            keys = encode_keys([lane.key for lane in some])
+            store.append(kinds.EXTEND, [(lane, []) for lane in some], token=token, holder=kinds.BY_KEY, data=keys)
+    tx.wake = True

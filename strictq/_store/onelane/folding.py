@@ -23,6 +23,8 @@ WORK_PER_WINDOW: Final = 6
 WORK_PER_SLICE: Final = 3
 MESSAGES_PER_SLICE: Final = 512
 """A call of so many messages does one slice more, so that large calls don't leave the folds behind."""
+FREED_TOGETHER: Final = 256
+"""On a full disk, so many resolved messages are worth a slice, and so many buckets of `gone` are emptied at once."""
 
 
 class Folder:
@@ -56,6 +58,14 @@ class Folder:
         while left and self.is_due:
             self.slice(now)
             left -= 1
+
+    def free(self, now: int) -> None:
+        """Delete resolved messages, in one bounded step. On a full disk they take the room of new ones."""
+        memory = self._memory
+        resolved = sum(len(ids) for _, ids in memory.gone)
+        if memory.fold_to or resolved >= FREED_TOGETHER or (resolved and resolved >= memory.totals.pending):
+            self.slice(now)
+        gone.empty(self._db, self._log, memory.shard, memory.top, FREED_TOGETHER)
 
     def slice(self, now: int) -> None:
         """Write one slice."""

@@ -23,8 +23,8 @@ KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
 
 
 def parked_key(key: bytes, seq: int) -> bytes:
-    """Return the key of the lane that a keyless message is parked in."""
-    return key + ASIDE + b"%d" % seq
+    """Return the key of the lane that a keyless message is parked in. Those of format 2 have an arrival number and no letter."""
+    return key + ASIDE + b"s%d" % seq
 
 
 class NeedsTransactionError(Exception):

@@ -18,7 +18,7 @@ from ..._sql import SHARD
 from ..commit.tx import COUNTED, Totals, Tx
 from ..lane import entries as kinds
 from ..lane.entries import Entry, encode_groups
-from ..lane.memory import M_BODY, M_KEY, Group, MessageRow, ShardMemory, StoreLimits
+from ..lane.memory import M_BODY, M_KEY, M_SENT_AT, Group, MessageRow, ShardMemory, StoreLimits
 from ..log.log_rows import LogRows
 from ..tables import mark
 from ..tables.lane_rows import LaneRows
@@ -342,9 +342,17 @@ class ShardLanes:
                 memory.totals.empty_receives += empties.take_empty_receives(self.shard)
                 self.folder.store_mark(memory.seen + 1)
             self.append(kinds.NOTE, (), data=b"")
+        elif memory.seen == seen and memory.top != top and self._sent_before(tx.now):
+            # A forwarded message was sent earlier. The time of the newest row must be that of its commit: see `commit_time`.
+            self.append(kinds.NOTE, (), data=b"")
         if self.folder.is_due:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
+
+    def _sent_before(self, now: int) -> bool:
+        """Return whether the newest message was sent before this time."""
+        row = self.memory.rows.get(self.memory.top)
+        return row is None or row[M_SENT_AT] < now
 
     def begin_epoch(self, tx: Tx, epoch: int, time_offset: int, *, keeps_leases: bool) -> None:
         """Begin an epoch. The timed leases of earlier ones end, unless their holders may live on another machine."""

@@ -16,10 +16,12 @@ import apsw
 from ... import _files as files
 from ..._errors import StoreError
 from ..._keys import is_keyless
-from ..._sql import HOT, MERGE
+from ..._sql import HOT, MERGE, SHARD
 from ..disk import layout
 from ..hot.look import Shadows
 from ..hot.memory import Memory
+from ..onelane import checking
+from ..onelane.shard_lanes import ShardLanes
 
 PENDING_MAX: Final = 200_000
 """If a shard has more unresolved messages, none are noted: a promotion must not wait for that."""
@@ -31,12 +33,27 @@ Unresolved = Mapping[bytes, list[tuple[int, int]]]
 
 def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
     """Return the unresolved messages that have a key. None: there are too many."""
+    if db.execute(SHARD.counter_page).get is None:
+        return _of_lanes(db, shard)
     if db.execute(HOT.pending).get > PENDING_MAX:
         return None
     db.execute("BEGIN")
     try:
         Shadows(Memory(shard)).prepare(db, True)
         return ranges((key, seq) for _, key, seq, dead in db.execute(MERGE.listed) if not dead and not is_keyless(key))
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _of_lanes(db: apsw.Connection, shard: int) -> Unresolved | None:
+    lanes = ShardLanes(shard)
+    db.execute("BEGIN")
+    try:
+        loader = lanes.follow(db).loader
+        if lanes.memory.totals.pending > PENDING_MAX:
+            return None
+        some = (lane for lane in checking.lanes_of(db, loader) if not is_keyless(lane.key))
+        return ranges((lane.key, seq) for lane in some for seq, _ in checking.unresolved_of(lane))
     finally:
         db.execute("ROLLBACK")
 

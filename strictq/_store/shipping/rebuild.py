@@ -15,7 +15,7 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt, StoreFull
-from ..._sql import HOT, REPLICATION
+from ..._sql import HOT, LANE_LOG, REPLICATION, SHARD
 from .. import catalog
 from ..catalog import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
@@ -162,9 +162,16 @@ class Rebuild(PageFiles):
         try:
             checksums.require(shard, part.shard)
             catalog.verify_shard(shard, known, part)
-            return (shard.execute(HOT.last_id).get, Totals.read(shard).last_outbox), fork_point.unresolved(shard, part.shard)
+            return _issued(shard, known), fork_point.unresolved(shard, part.shard)
         finally:
             shard.close()
+
+
+def _issued(shard: apsw.Connection, known: Catalog) -> tuple[int, int]:
+    """Return a shard's newest arrival number and newest outbox number."""
+    if known.has_lanes:
+        return shard.execute(LANE_LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
+    return shard.execute(HOT.last_id).get, Totals.read(shard).last_outbox
 
 
 def epoch_behind(known: Catalog) -> int:

@@ -24,7 +24,7 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt
-from ..._sql import HOT, SHARD
+from ..._sql import HOT, LANE_LOG, SHARD
 from ..commit.connection import Durability, check_file, connect
 from ..disk import checksums
 from ..disk.pages import Unreadable
@@ -90,7 +90,8 @@ class WalTail:
         except BaseException:
             self.close()
             raise
-        self._counter: int = self._writer.execute(SHARD.counter_page).get
+        self._counter: int | None = self._writer.execute(SHARD.counter_page).get
+        """The page of the counter row. None: the shard has format 3."""
 
     def _connect(self, durability: Durability) -> apsw.Connection:
         db = connect(str(self._path), durability=durability, cache_kib=256)
@@ -127,7 +128,7 @@ class WalTail:
         new = 1 if self._pinned == 0 else 0
         self._readers[new].execute("BEGIN")
         try:
-            self._readers[new].execute(SHARD.read_counter).fetchall()
+            self._readers[new].execute(SHARD.has_meta).fetchall()  # a transaction begins with its first read
         except BaseException:
             self._readers[new].execute("ROLLBACK")
             raise
@@ -226,7 +227,7 @@ class WalTail:
 
     def _newest(self, db: apsw.Connection) -> int:
         """Return the queue time of the newest write that a connection sees."""
-        at: int = db.execute(HOT.last_time).get
+        at: int = db.execute(LANE_LOG.last_time if self._counter is None else HOT.last_time).get
         return at
 
     # ---- capturing

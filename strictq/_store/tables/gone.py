@@ -77,6 +77,29 @@ def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, in
     many(LANE_TABLES.write_gone, keep)
 
 
+def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) -> None:
+    """Delete the rows of all resolved messages of so many buckets.
+
+    Args:
+        top: the newest message, whose row must stay for now.
+    """
+    run: Any = db.execute
+    many: Any = db.executemany
+    buckets: list[int] = [bucket for (bucket,) in run(LANE_TABLES.some_gone, (most,)).fetchall()]
+    kill: list[int] = []
+    for bucket in buckets:
+        bits = bits_of(db, shard, bucket)
+        kill += [i for at in range(_BUCKET) if bits >> at & 1 and (i := (bucket << BUCKET_BITS) + at) != top]
+    log.delete(kill)
+    if kill and run(LANE_TABLES.any_trouble).get:
+        many(LANE_TABLES.drop_trouble, [(i, i) for i in kill])
+    newest = 1 << (top & _BUCKET - 1)
+    if top >> BUCKET_BITS in buckets and bits_of(db, shard, top >> BUCKET_BITS) & newest:
+        buckets.remove(top >> BUCKET_BITS)
+        run(LANE_TABLES.write_gone, (top >> BUCKET_BITS, newest.to_bytes(_BYTES, "little")))
+    many(LANE_TABLES.drop_gone, [(bucket,) for bucket in buckets])
+
+
 def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
     """Return the resolved messages of a bucket that still have rows, as bits.
 
