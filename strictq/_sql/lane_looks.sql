@@ -46,3 +46,56 @@ SELECT key FROM lane WHERE key > ? AND (first <= tail OR opts IS NOT NULL) ORDER
 -- name: sent_at
 -- counting: when a message was sent. Takes its arrival number. Index: rowid.
 SELECT sent_at FROM message WHERE id = ?;
+
+-- name: all_messages
+-- checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
+SELECT id, key, seq, opts, due, expires, body IS NOT NULL FROM message WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: messages_between
+-- checking: which of some arrival numbers have rows. Takes the first and the last one. Index: rowid.
+SELECT id FROM message WHERE id BETWEEN ? AND ?;
+
+-- name: dead_between
+-- checking: the dead letters among them. Index: dead_id.
+SELECT id FROM dead WHERE id BETWEEN ? AND ?;
+
+-- name: dead_rows
+-- checking: every dead letter, and key and seq of its message. Scans dead; rowids.
+SELECT d.key, d.seq, d.id, m.key, m.seq FROM dead d LEFT JOIN message m ON m.id = d.id;
+
+-- name: all_dead
+-- checking: how many there are. Scans dead_id.
+SELECT count(*) FROM dead;
+
+-- name: all_gone
+-- checking: every bucket. Scans gone.
+SELECT bucket, bits FROM gone;
+
+-- name: parts_of_none
+-- checking: parts of ids whose lane has no row. Scans pending; primary key.
+SELECT DISTINCT key FROM pending p WHERE NOT EXISTS (SELECT 1 FROM lane l WHERE l.key = p.key);
+
+-- name: drop_parts_of_none
+-- checking.fix: the same, of one lane. Takes its key. Index: primary keys.
+DELETE FROM pending WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM lane WHERE key = ?1);
+
+-- name: trouble_of_none
+-- checking: what attempts left of messages that do not exist, or that is impossible. Scans trouble; rowids.
+SELECT t.id, t.attempts FROM trouble t WHERE t.attempts < 0 OR NOT EXISTS (SELECT 1 FROM message m WHERE m.id = t.id);
+
+-- name: drop_trouble_of
+-- checking.fix: the same, of one message. Takes its arrival number. Index: rowids.
+DELETE FROM trouble WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM message WHERE id = ?1);
+
+-- name: dedup_over_top
+-- checking: dedup ids of messages that were never sent. Takes the newest arrival number. Scans dedup.
+SELECT key, dedup_id FROM dedup WHERE id > ?;
+
+-- name: newest_outbox
+-- checking: the newest send to another shard that has not arrived. Scans outbox.
+SELECT ifnull(max(id), 0) FROM outbox;
+
+-- name: handouts
+-- checking: every batch, and how many of its messages were rejected. Scans handout; primary key.
+SELECT h.consumer, h.n, h.state, h.token, h.messages,
+       (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n) FROM handout h;

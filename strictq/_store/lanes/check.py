@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ import apsw
 import attrs
 
 from ... import _files as files
-from ..._errors import StoreError, StrictqError
+from ..._errors import StoreCorrupt, StoreError, StrictqError
 from ..._findings import Problem
 from ..._hashing import hash_key
 from ..._keys import decode_key, encode_key, is_keyless, shared_key
@@ -20,10 +21,13 @@ from .. import catalog
 from ..commit.calls import bound
 from ..commit.tx import TOKEN_BITS, Totals, Tx
 from ..hot.audit import Audit
+from ..onelane import checking
+from ..onelane.shard_lanes import ShardLanes, last_outbox
 from . import lanes
 from .sweeps import SCAN_PAUSE
 
 if TYPE_CHECKING:
+    from ..shard import Shard
     from ..store import Store
 
 Fix = Callable[[Tx], None]
@@ -33,22 +37,25 @@ Finding = tuple[str, str, Fix | None]
 FINDINGS_MAX: Final = 1000
 
 
-def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> list[tuple[Problem, Fix | None]]:
+def check(
+    db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int, *, has_lanes: bool = False
+) -> list[tuple[Problem, Fix | None]]:
     """Return every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
 
     Args:
         owns: whether a hash belongs to this shard.
         shards: the number of the queue's shards.
+        has_lanes: the shard has format 3.
     """
     damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
     if damage:
         # The contents of the tables are not reliable.
         return [(Problem(shard, "integrity", text), None) for text in damage]
-    if db.execute(SHARD.read_counter).get is None:
+    if not has_lanes and db.execute(SHARD.read_counter).get is None:
         return [(Problem(shard, "counter", "the counter row is missing"), None)]
     found: list[tuple[Problem, Fix | None]] = []
     try:
-        for rule, detail, fix in _all(db, owns, shards):
+        for rule, detail, fix in checking.problems(db, shard, owns, shards) if has_lanes else _all(db, owns, shards):
             found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
             if len(found) >= FINDINGS_MAX:
                 break
@@ -300,12 +307,15 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     for shard in store.shards:
         try:
             found: list[tuple[Problem, Fix | None]] = []
+            if shard.lanes is not None:
+                found = shard.view(_check_memory)
             if shard.hot is not None:
                 found = shard.look(bound(check_logs, shard.number), hot=False)
             if not found:
                 if fix:
                     shard.cool()  # a repair refers to lanes of the tables
-                found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
+                has_lanes = shard.lanes is not None
+                found = shard.look(partial(_checked, shard=shard, shards=len(store.shards), has_lanes=has_lanes))
         except StoreError as e:
             files.require_descriptors()
             problems.append(Problem(shard.number, "unreadable", str(e)))
@@ -316,6 +326,23 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
                 problem = attrs.evolve(problem, fixed=True)
             problems.append(problem)
     return problems + check_inlets(store)
+
+
+def _checked(db: apsw.Connection, *, shard: Shard, shards: int, has_lanes: bool) -> list[tuple[Problem, Fix | None]]:
+    return check(db, shard.number, shard.range.owns, shards, has_lanes=has_lanes)
+
+
+def _check_memory(lanes: ShardLanes) -> list[tuple[Problem, Fix | None]]:
+    """Compare the memory of this process with one that is built anew. It is the file that counts, so a repair builds it anew."""
+
+    def fix(tx: Tx) -> None:
+        assert tx.lanes is not None
+        tx.lanes.begin_anew()
+
+    try:
+        return [(Problem(lanes.shard, "memory", text, fixable=True), fix) for text in islice(checking.differences(lanes), 20)]
+    except StoreCorrupt:
+        return []  # reading the file again says what is wrong
 
 
 def check_catalog(store: Store) -> list[Problem]:
@@ -336,6 +363,7 @@ def check_catalog(store: Store) -> list[Problem]:
 
 def check_inlets(store: Store) -> list[Problem]:
     """Return shards that have recorded more arrivals from another shard than it ever sent. They would discard later sends."""
+    has_lanes = store.catalog.has_lanes
     sent: dict[str, int] = {}
     had: list[tuple[int, str, int]] = []
     for shard in store.healthy():
@@ -347,7 +375,7 @@ def check_inlets(store: Store) -> list[Problem]:
     # Read what was sent after what has arrived: more may be sent, and arrive, in between.
     for shard in store.healthy():
         with suppress(StrictqError, TypeError):
-            sent[shard.incarnation] = shard.look(lambda db: Totals.read(db).last_outbox)
+            sent[shard.incarnation] = shard.look(lambda db: last_outbox(db) if has_lanes else Totals.read(db).last_outbox)
     return [
         Problem(number, "inlet", f"has had send {high} of shard file {origin}, which has sent {sent[origin]}")
         for number, origin, high in had

@@ -1,53 +1,334 @@
-"""Check a shard: a memory that is built anew is compared with the rows of messages, of dead letters, and with `gone`."""
+"""Check a shard: a memory that is built anew is compared with the rows of lanes, of messages, of dead letters, and with `gone`.
+
+Nothing that was read is kept loaded: of a deep lane, which may have most of a queue, only arrival numbers are held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_LOOKS, LANE_TABLES
+from ..._errors import StoreCorrupt, StrictqError
+from ..._hashing import hash_key
+from ..._keys import ASIDE, decode_key, encode_key, is_keyless, shared_key
+from ..._sql import CHECK, LANE_LOOKS, LANE_TABLES
+from ..commit.tx import Tx
+from ..lane import entries as kinds
+from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lane.memory import ShardMemory
 from ..tables import gone
+from . import message_opts
+from .counting import lanes_at_rest
 from .loading import Loader
+from .looking import LaneView, depth_of
+from .shard_lanes import ShardLanes, last_outbox
+
+Fix = Callable[[Tx], None]
+Finding = tuple[str, str, Fix | None]
+"""rule, detail, and the repair, if one is possible without a loss."""
 
 STEP: Final = 1_000
+_ALL: Final = 1 << 40
+_INVALID: Final = (StoreCorrupt, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-def problems(db: apsw.Connection, loader: Loader) -> Iterator[str]:
-    """Return what is wrong, in one read transaction with a memory that has just been built.
+def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
+    """Return what is wrong with a shard, in one read transaction.
 
     Every row of a message is that of an unresolved message of its lane, of a dead letter, or of a resolved message that is noted
     in `gone` or waits for the next fold. Every unresolved message has its row.
+
+    Args:
+        owns: whether a hash belongs to this shard.
+        shards: the number of the queue's shards.
     """
-    memory = loader.memory
-    run: Any = db.execute
-    fresh = {i for _, ids in memory.gone for i in ids}
-    found: dict[bytes, set[int]] = {}
-    pending = 0
-    for lane in lanes_of(db, loader):
-        unresolved = unresolved_of(lane)
-        pending += len(unresolved)
-        found[lane.key] = {i for _, i in unresolved}
-        rows = loader.log.keys([i for _, i in unresolved])
-        for seq, i in unresolved:
-            if rows.get(i) != (lane.key, seq):
-                yield f"message {seq} of lane {lane.key!r} has no row {i} in `message`"
-    if pending != memory.totals.pending:
-        yield f"{pending} messages are unresolved, and the totals say {memory.totals.pending}"
-    after = 0
-    while rows := run(LANE_TABLES.some_messages, (after, STEP)).fetchall():
-        after = rows[-1][0]
-        for i, key, seq in rows:
-            places = (
-                (i in found.get(key, ()))
-                + bool(run(LANE_LOOKS.dead_with, (i,)).get)
-                + (i in fresh or bool(gone.bits_of(db, memory.shard, i >> gone.BUCKET_BITS) >> (i & 127) & 1))
-            )
-            if places != 1 and not (places == 0 and i == memory.top):
-                yield f"row {i} of `message`, seq {seq} of lane {key!r}, is in {places} of: lane, dead letters, resolved"
+    store = ShardLanes(shard)
+    try:
+        store.follow(db)
+    except _INVALID as e:
+        # Without a memory, nothing else can be compared.
+        yield "log", _text(e), None
+        return
+    check = _Check(store, owns)
+    yield from check.lanes()
+    yield from check.messages()
+    yield from check.dead_letters()
+    yield from check.others()
+    yield from check.recorded()
+    yield from check.totals()
+    for destination, i in db.execute(CHECK.outbox_nowhere, (shards,)):
+        yield "outbox", f"send {i} is for shard {destination}, which does not exist", None
+
+
+def _text(e: BaseException) -> str:
+    return Exception.__str__(e) if isinstance(e, StrictqError) else f"{type(e).__name__}: {e}"
+
+
+class _Check:
+    """One check of a shard.
+
+    Attributes:
+        unresolved: the arrival numbers of all unresolved messages.
+        endless: by token, how many messages leases without a deadline have. `endless_of`: their lanes and consumers.
+    """
+
+    def __init__(self, store: ShardLanes, owns: Callable[[int], bool]) -> None:
+        self._store = store
+        self._db = store.db
+        self._run: Any = store.db.execute
+        self._owns = owns
+        self.unresolved = array("q")
+        self.n_lanes = 0
+        self.endless: Counter[int] = Counter()
+        self.endless_of: list[tuple[int, str, bytes]] = []
+
+    # ---- lanes
+
+    def lanes(self) -> Iterator[Finding]:
+        store = self._store
+        lanes, dirty = store.memory.lanes, store.memory.dirty
+        after = b""
+        for key, lane in list(lanes.items()):
+            if key in dirty:
+                yield from self._lane(lane if not lane.rest else store.loader.lane(key), None)
+        while rows := self._run(LANE_TABLES.some_lanes, (after, STEP)).fetchall():
+            after = rows[-1][0]
+            for (key,) in rows:
+                if key in dirty:
+                    continue
+                try:
+                    row = store.rows.row(key)
+                    (lane,) = lanes_at_rest(store, [key])
+                except _INVALID as e:
+                    yield "lane", f"lane {key!r}: {_text(e)}", None
+                    continue
+                yield from self._lane(lane, (row.position, row.due, row.held_at, row.lsn))
+
+    def _lane(self, lane: LiveLane, row: tuple[int | None, int | None, int | None, int] | None) -> Iterator[Finding]:
+        """Check one lane.
+
+        Args:
+            row: position, due, held_at and lsn of its row, which must say the same. None: it was changed since it was written.
+        """
+        key, store = lane.key, self._store
+        self.n_lanes += lane.tail > 0
+        yield from self._key(key, "lane")
+        try:
+            view = LaneView(store, lane, 0)
+            messages = view.unresolved(0, _ALL)
+        except _INVALID as e:
+            yield "lane", f"lane {key!r}: {_text(e)}", None
+            return
+        self.unresolved.extend([i for _, i in messages])
+        rows, base = store.log.keys([i for _, i in messages]), key.split(ASIDE)[0] if is_keyless(key) else key
+        for seq, i in messages:
+            if rows.get(i) != (base, seq):
+                yield "message", f"message {seq} of lane {key!r} has no row {i} in `message`", None
+        if len(messages) != depth_of(lane):
+            yield "lane", f"lane {key!r} has {len(messages)} messages, but its row counts {depth_of(lane)}", _rewrite(key)
+        lease = view.last_lease
+        if lease is not None:
+            if lease.token > store.memory.new_token() - 1:
+                yield "token", f"the token {lease.token} of lane {key!r} is newer than any issued", None
+            if not lease.lo <= lease.hi <= lane.tail or not lease.lo - 1 <= lease.started <= lane.tail:
+                detail = f"has {lease.lo}..{lease.hi}, started {lease.started}, but the tail is {lane.tail}"
+                yield "lease", f"the lease of lane {key!r} {detail}", None
+            if lease.deadline == NEVER:
+                self.endless[lease.token] += len(lane.leased())
+                self.endless_of.append((lease.token, lease.consumer, key))
+        times = store.log.times([i for _, i in messages])
+        spared = lane.rare.redriven if lane.rare is not None else ()
+        soonest = min((end for i, (_, end) in times.items() if end is not None and i not in spared), default=None)
+        if soonest is not None and not 0 < lane.expires <= soonest:
+            yield "expires", f"a message of lane {key!r} expires at {soonest}, but the lane at {lane.expires}", None
+        if row is not None:
+            yield from self._at_rest(lane, messages, times, *row)
+
+    def _at_rest(
+        self,
+        lane: LiveLane,
+        messages: list[tuple[int, int]],
+        times: dict[int, tuple[int | None, int | None]],
+        position: int | None,
+        due: int | None,
+        held_at: int | None,
+        lsn: int,
+    ) -> Iterator[Finding]:
+        """Compare the columns by which a lane at rest is found with its contents."""
+        rare = lane.rare
+        hold = rare is not None and rare.hold is not None
+        waiting = {i for _, i in rare.waiting} if rare is not None else set()
+        head = next(((seq, i) for seq, i in messages if i not in waiting), None)
+        wanted = 0
+        if head is not None and rare is not None:
+            seq, i = head
+            if i in rare.tried:
+                wanted = rare.tried[i][2]
+            elif seq <= rare.delayed and i not in rare.redriven:
+                wanted = times.get(i, (None, None))[0] or 0
+        problem = None
+        if (held_at is not None) != hold:
+            problem = "is held" if hold else "is not held, but listed as held"
+        elif hold or lane.grant is not None or head is None:
+            if position is not None or due is not None:
+                state = "is held" if hold else "is leased" if lane.grant is not None else "has no message"
+                problem = f"{state}, and listed as well"
+        elif wanted and (due != wanted or position is not None):
+            problem = f"is due at {wanted}, but listed at {due}"
+        elif not wanted and (due is not None or position is None):
+            problem = "is ready, but not listed so"
+        if problem:
+            yield "place", f"lane {lane.key!r} {problem}", _rewrite(lane.key)
+        if lsn > self._store.memory.seen:
+            yield "lsn", f"the row of lane {lane.key!r} includes entry {lsn}, but the newest is {self._store.memory.seen}", None
+
+    def _key(self, key: bytes, what: str) -> Iterator[Finding]:
+        if not is_key(key):
+            yield "key", f"a {what} has the malformed key {key!r}", None
+        elif not self._owns(hash_key(shared_key(key))):
+            yield "hash_range", f"a {what} with key {key!r} belongs to another shard", None
+
+    # ---- messages
+
+    def messages(self) -> Iterator[Finding]:
+        store, run = self._store, self._run
+        memory = store.memory
+        fresh = {i for _, ids in memory.gone for i in ids}
+        mine = array("q", sorted(self.unresolved))
+        for one, other in pairwise(mine):
+            if one == other:
+                yield "arrival", f"message {one} is in two places", None
+        self.unresolved = mine
+        at, after = 0, 0
+        buckets: dict[int, int] = {}
+        seen_key = b""
+        while rows := run(LANE_LOOKS.all_messages, (after, STEP)).fetchall():
+            after = rows[-1][0]
+            dead = {i for (i,) in run(LANE_LOOKS.dead_between, (rows[0][0], after)).fetchall()}
+            for i, key, seq, opts, due, expires, has_body in rows:
+                if key != seen_key:
+                    seen_key = key
+                    yield from self._key(key, "message")
+                bucket = i >> gone.BUCKET_BITS
+                if bucket not in buckets:
+                    try:
+                        buckets = {bucket: gone.bits_of(self._db, memory.shard, bucket)}
+                    except _INVALID as e:
+                        buckets = {bucket: 0}
+                        yield "gone", _text(e), None
+                while at < len(mine) and mine[at] < i:
+                    at += 1
+                is_pending, is_dead = at < len(mine) and mine[at] == i, i in dead
+                noted = bool(buckets[bucket] >> (i & gone.BUCKET_MASK) & 1)
+                where = f"row {i} of `message`, seq {seq} of key {key!r},"
+                if is_pending and is_dead:
+                    yield "dead_seq", f"{where} is unresolved and a dead letter", None
+                elif noted and (is_pending or is_dead):
+                    yield "gone", f"{where} is not resolved, but noted as such", _unnote(i)
+                elif not (is_pending or is_dead or noted or i in fresh) and i != memory.top:
+                    yield "gone", f"{where} is resolved, but its row is not noted for deletion", _note(i)
+                if is_pending or is_dead:
+                    if not has_body:
+                        yield "body", f"{where} has no body", None
+                    if not _are_possible(opts, due, expires, memory.shard):
+                        yield "value", f"{where} has values that no send writes", None
+
+    def dead_letters(self) -> Iterator[Finding]:
+        for key, seq, i, of, sent in self._run(LANE_LOOKS.dead_rows).fetchall():
+            base = key.split(ASIDE)[0] if is_keyless(key) else key
+            if (of, sent) != (base, seq):
+                yield "dead_seq", f"dead letter {seq} of lane {key!r} has no row {i} in `message`", None
+            yield from self._key(key, "dead letter")
+
+    # ---- other tables
+
+    def others(self) -> Iterator[Finding]:
+        run, memory = self._run, self._store.memory
+        for (key,) in run(LANE_LOOKS.parts_of_none):
+            yield "pending", f"there are ids of lane {key!r}, which has none", _delete(LANE_LOOKS.drop_parts_of_none, key)
+        for i, attempts in run(LANE_LOOKS.trouble_of_none):
+            if attempts >= 0:
+                yield "trouble", f"there are errors of message {i}, which does not exist", _delete(LANE_LOOKS.drop_trouble_of, i)
+            else:
+                yield "value", f"message {i} has {attempts} attempts", None
+        for bucket, bits in run(LANE_LOOKS.all_gone).fetchall():
+            first = bucket << gone.BUCKET_BITS
+            rows = {i for (i,) in run(LANE_LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()}
+            noted = int.from_bytes(bits, "little")
+            if any(noted >> at & 1 and first + at not in rows for at in range(gone.BUCKET_MASK + 1)):
+                yield "gone", f"bucket {bucket} of `gone` notes messages that do not exist", _clean_bucket(bucket)
+        for key, dedup_id in run(LANE_LOOKS.dedup_over_top, (memory.top,)):
+            yield "dedup", f"dedup id {dedup_id!r} of lane {key!r} points past the newest message", None
+        if memory.mark.cut > memory.seen or memory.mark.counted > memory.seen:
+            yield "mark", f"`mark` includes entry {max(memory.mark.cut, memory.mark.counted)}, the newest is {memory.seen}", None
+        newest: int = run(LANE_LOOKS.newest_outbox).get
+        if newest > (issued := last_outbox(self._db)):
+            yield "counter", f"last_outbox is {issued}, but {newest} was issued", None
+
+    def recorded(self) -> Iterator[Finding]:
+        """Check the batches of named consumers: their rows, their blocks, and the leases of open ones."""
+        run = self._run
+        for consumer, n, state, last, acked, floor in run(CHECK.handout_consumers):
+            row = "no row" if last is None else f"newest {last}, acked {acked}, not kept {floor}"
+            yield "handout", f"batch {n} of {consumer!r} is {state}, but the consumer has {row}", None
+        for consumer, n, state, messages, size, blocks, packed, stored, newest in run(CHECK.handout_blocks):
+            if newest + 1 != blocks:
+                yield "handout", f"batch {n} of {consumer!r} lacks a block", None
+            elif (0 if state == "released" else messages, size) != (packed, stored):
+                detail = f"has {messages} messages in {size} bytes, its blocks {packed} in {stored}"
+                yield "handout", f"batch {n} of {consumer!r} {detail}", None
+        for what, consumer, n in run(CHECK.handout_orphans):
+            yield "handout", f"there is a {what} of batch {n} of {consumer!r}, which does not exist", None
+        states: dict[tuple[str, int], str] = {}
+        for consumer, n, state, token, messages, rejected in run(LANE_LOOKS.handouts):
+            states[consumer, token] = state
+            pending = self.endless[token]
+            if state == "open" and messages != pending + rejected:
+                detail = f"was made of {messages} messages and holds {pending + rejected}"
+                yield "handout", f"batch {n} of {consumer!r} {detail}", None
+        for token, consumer, key in self.endless_of:
+            state = states.get((consumer, token), "")
+            if state != "open":
+                fix = _end_lease(key, token) if state == "released" else None
+                yield "handout", f"the lease of lane {key!r} has no end, but belongs to no open batch of {consumer!r}", fix
+
+    def totals(self) -> Iterator[Finding]:
+        totals = self._store.memory.totals
+        dead: int = self._run(LANE_LOOKS.all_dead).get
+        for name, need in (("pending", len(self.unresolved)), ("dead", dead), ("lanes", self.n_lanes)):
+            have = getattr(totals, name)
+            if have != need:
+                yield "counter", f"{name} is {have}, but there are {need}", _set_total(name)
+
+
+def is_key(key: bytes) -> bool:
+    """Return whether it is a key that `encode_key` writes, or the key of a lane for keyless messages."""
+    if is_keyless(key):
+        return len(key) > 1
+    try:
+        return encode_key(decode_key(key)) == key
+    except (ValueError, StrictqError):
+        return False
+
+
+def _are_possible(opts: str | None, due: int | None, expires: int | None, shard: int) -> bool:
+    try:
+        headers, *numbers = message_opts.decode(opts, shard)
+        if headers is not None:
+            json.loads(headers)
+        return (due or 0) >= 0 and (expires or 0) >= 0 and all(n is None or isinstance(n, (int, float)) for n in numbers)
+    except _INVALID:
+        return False
+
+
+# ---- every lane, as a whole
 
 
 def unresolved_of(lane: LiveLane) -> list[tuple[int, int]]:
@@ -77,3 +358,120 @@ def _whole(loader: Loader, key: bytes) -> LiveLane:
     while lane.split:
         loader.extend(lane, lane.deep)
     return lane
+
+
+# ---- repairs
+
+
+def _store(tx: Tx) -> ShardLanes:
+    assert tx.lanes is not None
+    return tx.lanes
+
+
+def _delete(statement: str, value: Any) -> Fix:
+    def fix(tx: Tx) -> None:
+        tx.run(statement, (value,))
+
+    return fix
+
+
+def _rewrite(key: bytes) -> Fix:
+    """Write the row of a lane again. Every memory begins anew, because its indexes may have been read."""
+
+    def fix(tx: Tx) -> None:
+        store = _store(tx)
+        if key in store.memory.dirty:
+            return  # the next fold writes it
+        lane = store.loader.lane(key)
+        store.rows.write([lane], lane.lsn)
+        store.begin_anew()
+
+    return fix
+
+
+def _note(arrival: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        store = _store(tx)
+        memory = store.memory
+        place = store.log.keys([arrival]).get(arrival)
+        if place is None or tx.run(LANE_LOOKS.dead_with, (arrival,)).get or any(arrival in ids for _, ids in memory.gone):
+            return
+        lane = store.loader.lane(store.loader.keys_of([arrival])[arrival])
+        if place[1] <= lane.tail and LaneView(store, lane, 0).arrival_of(place[1]) is None:
+            gone.delete(tx.db, store.log, memory.shard, [arrival], memory.top)
+
+    return fix
+
+
+def _unnote(arrival: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        bucket = arrival >> gone.BUCKET_BITS
+        bits = gone.bits_of(tx.db, tx.shard, bucket) & ~(1 << (arrival & gone.BUCKET_MASK))
+        gone.write(tx.db, bucket, bits)
+
+    return fix
+
+
+def _clean_bucket(bucket: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        first = bucket << gone.BUCKET_BITS
+        rows: list[Any] = tx.run(LANE_LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()
+        present = sum(1 << (i & gone.BUCKET_MASK) for (i,) in rows)
+        gone.write(tx.db, bucket, gone.bits_of(tx.db, tx.shard, bucket) & present)
+
+    return fix
+
+
+def _end_lease(key: bytes, token: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        store = _store(tx)
+        lane = store.loader.lane(key)
+        if lane.grant is not None and lane.grant.token == token:
+            store.append(kinds.RELEASE, [(lane, [])], token=token, holder=kinds.BY_KEY, data=encode_keys([key]))
+            tx.wake = True
+
+    return fix
+
+
+def _set_total(name: str) -> Fix:
+    def fix(tx: Tx) -> None:
+        # Count again: the finding was made before this transaction.
+        store = _store(tx)
+        check = _Check(store, lambda _hash: True)
+        for _ in check.lanes():
+            pass
+        counted = {"pending": len(check.unresolved), "dead": tx.run(LANE_LOOKS.all_dead).get, "lanes": check.n_lanes}
+        setattr(store.memory.totals, name, counted[name])
+        store.mark_changed = True
+
+    return fix
+
+
+# ---- a memory in use
+
+
+def differences(store: ShardLanes) -> Iterator[str]:
+    """Return in what a memory in use differs from one that is built anew, in one read transaction."""
+    other = ShardLanes(store.shard)
+    other.follow(store.db)
+    mine, fresh = store.memory, other.memory
+    if (mine.seen, mine.top, mine.last_token, mine.floor) != (fresh.seen, fresh.top, fresh.last_token, fresh.floor):
+        yield f"it is at entry {mine.seen}, message {mine.top}, and the file at {fresh.seen}, {fresh.top}"
+    for name in ("lanes", "pending", "dead"):
+        if getattr(mine.totals, name) != getattr(fresh.totals, name):
+            yield f"its total {name} is {getattr(mine.totals, name)}, not {getattr(fresh.totals, name)}"
+    if mine.dirty.keys() != fresh.dirty.keys():
+        yield f"it has {len(mine.dirty)} changed lanes, not {len(fresh.dirty)}"
+    for key, lane in list(mine.lanes.items()):
+        if not lane.rest and _brief(store, lane) != (wanted := _brief(other, other.loader.lane(key))):
+            yield f"lane {key!r} is {_brief(store, lane)}, not {wanted}"
+
+
+def _brief(store: ShardLanes, lane: LiveLane) -> tuple[Any, ...]:
+    view = LaneView(store, lane, 0)
+    rare = lane.rare
+    tried = {} if rare is None else {i: one for i, one in rare.tried.items() if any(one)}
+    return (view.tail, view.depth, view.unresolved(0, 64), view.last_lease, view.hold, view.due, view.solo, tried)
+
+
+__all__ = ["Finding", "Fix", "differences", "is_key", "lanes_of", "problems", "unresolved_of"]

@@ -65,8 +65,7 @@ class LaneTotals:
     @property
     def last_outbox(self) -> int:
         """The last number of a send to another shard."""
-        stored: int | None = self._lanes.run(SHARD.read_meta, ("last_outbox",)).get
-        return stored or 0
+        return last_outbox(self._lanes.db)
 
     @last_outbox.setter
     def last_outbox(self, number: int) -> None:
@@ -80,6 +79,12 @@ class LaneTotals:
     def config_version(self, version: int) -> None:
         self._lanes.memory.mark.config_version = version
         self._lanes.mark_changed = True
+
+
+def last_outbox(db: apsw.Connection) -> int:
+    """Return the last number of a send of this shard to another one."""
+    stored: int | None = db.execute(SHARD.read_meta, ("last_outbox",)).get
+    return stored or 0
 
 
 class EmptyReceives(Protocol):
@@ -354,6 +359,13 @@ class ShardLanes:
         row = self.memory.rows.get(self.memory.top)
         return row is None or row[M_SENT_AT] < now
 
+    def begin_anew(self) -> None:
+        """Make every process build its memory anew, because rows were changed in another way than by entries."""
+        self.append(kinds.VOID, (), data=b"")
+        self.memory.unsure = True
+        self._catch_up(*self.log.newest())
+        self.memory.unsure = True  # until the COMMIT
+
     def begin_epoch(self, tx: Tx, epoch: int, time_offset: int, *, keeps_leases: bool) -> None:
         """Begin an epoch. The timed leases of earlier ones end, unless their holders may live on another machine."""
         from .expiring import end_timed_leases  # imported late: once a boot
@@ -380,4 +392,4 @@ class ShardLanes:
         return found if not missing else found | self.log.whole(missing)
 
 
-__all__ = ["LaneTotals", "ShardLanes"]
+__all__ = ["LaneTotals", "ShardLanes", "last_outbox"]

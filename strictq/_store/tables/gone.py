@@ -100,6 +100,15 @@ def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) ->
     many(LANE_TABLES.drop_gone, [(bucket,) for bucket in buckets])
 
 
+def write(db: apsw.Connection, bucket: int, bits: int) -> None:
+    """Set the bits of a bucket."""
+    run: Any = db.execute
+    if bits:
+        run(LANE_TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little")))
+    else:
+        run(LANE_TABLES.drop_gone, (bucket,))
+
+
 def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
     """Return the resolved messages of a bucket that still have rows, as bits.
 
