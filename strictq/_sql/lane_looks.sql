@@ -99,3 +99,18 @@ SELECT ifnull(max(id), 0) FROM outbox;
 -- checking: every batch, and how many of its messages were rejected. Scans handout; primary key.
 SELECT h.consumer, h.n, h.state, h.token, h.messages,
        (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n) FROM handout h;
+
+-- name: idle_lanes
+-- forgetting: some lanes, and whether they became empty before a time. Takes the last key that was read, how many, the time.
+-- Index: primary key.
+SELECT key, tail > 0 AND first > tail AND active_at <= ?3 AND token IS NULL AND opts IS NULL FROM lane WHERE key > ?1 ORDER BY key
+LIMIT ?2;
+
+-- name: ended_lanes
+-- forgetting: the same for lanes of parked keyless messages. Index: primary key, the range of keyless lanes.
+SELECT key, first > tail AND active_at <= ?3 AND token IS NULL AND opts IS NULL FROM lane
+WHERE key > ?1 AND key < x'6f' AND instr(key, x'21') ORDER BY key LIMIT ?2;
+
+-- name: oldest_entry
+-- forgetting: when the oldest entry was written that is not cut. Takes the last cut. Index: rowid.
+SELECT at FROM journal WHERE id > ? ORDER BY id LIMIT 1;

@@ -113,6 +113,7 @@ class ShardMemory:
         dirty: by key, the position of the first change since the lane's row was written. In the order of insertion.
         gone: (position, arrival numbers) of messages that were resolved, and whose rows were not yet given to `gone`.
         unplaced: lanes whose head must be read before they can be listed.
+        parked: keys of the lanes of parked messages, live or ended, as far as memory knows.
         loaded: the number of loaded ids.
         work: arrivals and messages of entries since the last generation was finished.
         fold_to: the end of the generation that is being folded. 0: none is.
@@ -141,6 +142,7 @@ class ShardMemory:
         self.dirty: dict[bytes, int] = {}
         self.gone: list[tuple[int, list[int]]] = []
         self.unplaced: list[LiveLane] = []
+        self.parked: dict[bytes, None] = {}
         self.order = LaneOrder()
         self.loaded = 0
         self.work = 0
@@ -610,6 +612,7 @@ class ShardMemory:
                 if lane.grant is None:
                     self.place(lane)
                 continue
+            self.parked[lane.key] = None
             lane.tail = lane.first = numbers[0]
             lane.ids = [arrival]
             self.loaded += 1
@@ -624,6 +627,7 @@ class ShardMemory:
         for lane, _ in groups:
             self.lanes.pop(lane.key, None)
             self.tails.pop(lane.key, None)
+            self.parked.pop(lane.key, None)
         self.floor = max(self.floor, entry[4])
         if self._counts(entry):
             self.totals.lanes -= len(kinds.decode_keys(entry[7]))

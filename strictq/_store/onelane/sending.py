@@ -12,7 +12,7 @@ from ..lane.live_lane import LiveLane
 from ..lane.memory import BODY_BYTES_KEPT, M_BODY, MessageRow, ShardMemory
 from ..lanes.messages import Item, Sent, times_of
 from ..tables import dedup
-from . import message_opts, parking
+from . import forgetting, message_opts, parking
 from .shard_lanes import ShardLanes
 
 QUEUE_WIDE = b""
@@ -38,7 +38,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     some: list[LiveLane] = []
     sent: list[Sent] = []
     apart: list[MessageRow] = []
-    delayed = False
+    delayed = deduped = False
     for key, body, options, times in items:
         lane = lanes[key]
         seq = lane.tail + 1
@@ -52,6 +52,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
             if dedup_id is not None and (known := _remembered(tx, key, dedup_id, seq, arrival + 1)) is not None:
                 sent.append(known)
                 continue
+            deduped |= dedup_id is not None
             row = (arrival + 1, key, seq, sent_at, due, expires, message_opts.encode(options), body)
             if due is not None:
                 delayed = True
@@ -73,6 +74,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     keep_bodies(memory, rows)
     for row in apart:
         parking.park(tx, lanes[row[1]], row[0], row[2])
+    if memory.parked and (apart or deduped):
+        forgetting.forget_ended(tx)
     if listed(memory) != before:
         tx.wake = True
     return sent
