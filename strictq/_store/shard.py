@@ -200,7 +200,8 @@ class Shard:
 
         topology = self._host.catalog.topology
         catalog.verify_shard(db, self._host.catalog, self.range)
-        found = check.check(db, self.number, self.range.owns, len(topology), has_lanes=self.lanes is not None)
+        look = check.check if self.lanes is None else check.check_lanes
+        found = look(db, self.number, self.range.owns, len(topology))
         return next((f"{problem.rule}: {problem.detail}" for problem, fix in found if fix is None), None)
 
     def _connect(self, durability: Any, **options: Any) -> apsw.Connection:

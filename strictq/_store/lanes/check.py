@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,6 @@ from . import lanes
 from .sweeps import SCAN_PAUSE
 
 if TYPE_CHECKING:
-    from ..shard import Shard
     from ..store import Store
 
 Fix = Callable[[Tx], None]
@@ -37,28 +35,30 @@ Finding = tuple[str, str, Fix | None]
 FINDINGS_MAX: Final = 1000
 
 
-def check(
-    db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int, *, has_lanes: bool = False
-) -> list[tuple[Problem, Fix | None]]:
+def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> list[tuple[Problem, Fix | None]]:
     """Return every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
 
     Args:
         owns: whether a hash belongs to this shard.
         shards: the number of the queue's shards.
-        has_lanes: the shard has format 3.
     """
+    return _found(db, shard, _all(db, owns, shards))
+
+
+def check_lanes(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> list[tuple[Problem, Fix | None]]:
+    """Do the same for a shard of format 3."""
+    return _found(db, shard, checking.problems(db, shard, owns, shards))
+
+
+def _found(db: apsw.Connection, shard: int, findings: Iterable[Finding]) -> list[tuple[Problem, Fix | None]]:
     damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
     if damage:
         # The contents of the tables are not reliable.
         return [(Problem(shard, "integrity", text), None) for text in damage]
-    if not has_lanes and db.execute(SHARD.read_counter).get is None:
-        return [(Problem(shard, "counter", "the counter row is missing"), None)]
     found: list[tuple[Problem, Fix | None]] = []
     try:
-        for rule, detail, fix in checking.problems(db, shard, owns, shards) if has_lanes else _all(db, owns, shards):
+        for rule, detail, fix in islice(findings, FINDINGS_MAX):
             found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
-            if len(found) >= FINDINGS_MAX:
-                break
     except UnicodeDecodeError as e:
         found.append((Problem(shard, "unreadable", f"a text is not UTF-8: {e}"), None))
     return found
@@ -72,6 +72,9 @@ def check_logs(db: apsw.Connection, shard: int) -> list[tuple[Problem, Fix | Non
 
 
 def _all(db: apsw.Connection, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
+    if db.execute(SHARD.read_counter).get is None:
+        yield "counter", "the counter row is missing", None
+        return
     yield from _keys(db, owns)
     yield from _counts(db)
     yield from _places(db)
@@ -314,8 +317,8 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
             if not found:
                 if fix:
                     shard.cool()  # a repair refers to lanes of the tables
-                has_lanes = shard.lanes is not None
-                found = shard.look(partial(_checked, shard=shard, shards=len(store.shards), has_lanes=has_lanes))
+                look = check if shard.lanes is None else check_lanes
+                found = shard.look(bound(look, shard.number, shard.range.owns, len(store.shards)))
         except StoreError as e:
             files.require_descriptors()
             problems.append(Problem(shard.number, "unreadable", str(e)))
@@ -326,10 +329,6 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
                 problem = attrs.evolve(problem, fixed=True)
             problems.append(problem)
     return problems + check_inlets(store)
-
-
-def _checked(db: apsw.Connection, *, shard: Shard, shards: int, has_lanes: bool) -> list[tuple[Problem, Fix | None]]:
-    return check(db, shard.number, shard.range.owns, shards, has_lanes=has_lanes)
 
 
 def _check_memory(lanes: ShardLanes) -> list[tuple[Problem, Fix | None]]:
