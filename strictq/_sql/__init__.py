@@ -91,6 +91,7 @@ MIGRATING: Final = Statements("migrating")
 LANE_LOG: Final = Statements("lane_log")
 LANE_TABLES: Final = Statements("lane_tables")
 LANE_LOOKS: Final = Statements("lane_looks")
+LANE_OPERATE: Final = Statements("lane_operate")
 
 _FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""

@@ -232,10 +232,6 @@ INSERT INTO key_state VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2;
 -- key_states: a key has no state any more.
 DELETE FROM key_state WHERE key = ?;
 
--- name: dead_of
--- dead: the dead letters of a lane, in the order of their seqs. Takes its key, and how many. Index: primary key.
-SELECT id, seq FROM dead WHERE key = ? ORDER BY id LIMIT ?;
-
 -- name: unbury
 -- dead: a dead letter that is redriven or purged. Takes key and arrival number. Index: primary key.
 DELETE FROM dead WHERE key = ? AND id = ?;

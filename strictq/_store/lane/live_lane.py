@@ -183,11 +183,17 @@ class LiveLane:
 
     def leased(self) -> list[tuple[int, int]]:
         """Return (seq, arrival number) of the unresolved messages of its lease."""
+        ids, rare = self.ids or (), self.rare
+        some = [(seq, i) for seq, i in zip(range(self.first, self.first + self.held), ids, strict=False) if i]
+        return rare.front[: rare.front_held] + some if rare is not None and rare.front_held else some
+
+    @property
+    def lease_end(self) -> int:
+        """The last seq of its lease; `low` - 1 or less: it has none."""
         rare = self.rare
-        if rare is not None and rare.front_held:
-            return rare.front[: rare.front_held]
-        ids = self.ids or ()
-        return [(seq, i) for seq, i in zip(range(self.first, self.first + self.held), ids, strict=False) if i]
+        if not self.held and rare is not None and rare.front_held:
+            return rare.front[rare.front_held - 1][0]
+        return self.first + self.held - 1
 
     def holds(self, ids: list[int]) -> bool:
         """Return whether these messages are unresolved and of its lease."""
@@ -247,9 +253,13 @@ class LiveLane:
                     window[window.index(ids[0])] = 0
             else:
                 gone = set(ids)
-                for at, i in enumerate(window):
-                    if i in gone:
+                left = len(gone)
+                for at in range(window.index(ids[0]) if ids[0] in window else 0, len(window)):
+                    if window[at] in gone:
                         window[at] = 0
+                        left -= 1
+                        if not left:
+                            break
         rare = self.rare
         if rare is not None:
             self._forget_rare(rare, ids)
@@ -287,13 +297,14 @@ class LiveLane:
     def take(self, grant: Grant, ids: list[int], charged: bool) -> None:
         """Lease its messages up to the last of these. No lease is live."""
         n, rare = len(ids), self.rare
+        low, rest = self.first, n
         if rare is not None and rare.front and rare.front[0][1] == ids[0]:
-            rare.front_held = n
             low = rare.front[0][0]
-        else:
+            rare.front_held = min(n, len(rare.front))
+            rest = n - rare.front_held
+        if rest:
             window = self.ids or []
-            self.held = n if window[n - 1] == ids[-1] else window.index(ids[-1]) + 1
-            low = self.first
+            self.held = rest if window[rest - 1] == ids[-1] else window.index(ids[-1]) + 1
         self.grant = grant
         self.low = low
         self.started = low if charged and n == 1 else low - 1
@@ -338,10 +349,10 @@ class LiveLane:
         if not after:
             raise ValueError("a message is not of its lane's lease")
         rare = self.rare
-        if rare is not None and rare.front_held:
-            rare.front_held = len(before)
-        else:
-            self.held = after[0][0] - self.first if before else 0
+        if rare is not None:
+            rare.front_held = min(rare.front_held, len(before))
+        first = after[0][0]
+        self.held = first - self.first if before and first > self.first else 0
         if before:
             self.with_rare_state().closed = True
         return after

@@ -506,10 +506,18 @@ class ShardMemory:
         self.place(lane, place)
 
     def _postponed(self, entry: Entry, groups: Sequence[Group]) -> None:
-        """Return a message and all behind it to its lane. A nack charges it, and those behind it whose handlers were started."""
+        """Return a message and all behind it to its lane. A nack charges it, and those behind it whose handlers were started.
+
+        Without a token, the head of a free lane gets another delay.
+        """
         id_, kind, _, top, token, due, _, _ = entry
         for lane, ids in groups:
             self.touch(lane)
+            if not token:
+                lane.charge(ids[0], due=due, starts=0)
+                if lane.grant is None:
+                    self.place(lane)
+                continue
             self._remember(lane, token, kind, ids)
             started = lane.started
             back = lane.give_back(ids[0])
@@ -528,13 +536,15 @@ class ShardMemory:
             self._end(lane, place)
 
     def _released(self, entry: Entry, groups: Sequence[Group]) -> None:
+        why = entry[HOLDER]
+        place = place_of_retry(entry[0], entry[3])
         for lane, ids in groups:
             self.touch(lane)
-            if entry[HOLDER] in (kinds.OVER, kinds.OVER_SUSPECT):
+            if why in (kinds.OVER, kinds.OVER_SUSPECT):
                 if self._counts(entry):
                     self.totals.redeliveries += len(lane.leased())
-                lane.expire_lease(suspects=entry[HOLDER] == kinds.OVER_SUSPECT)
-                self.place(lane)
+                lane.expire_lease(suspects=why == kinds.OVER_SUSPECT)
+                self.place(lane, place)
             elif ids:
                 lane.give_back(ids[0])
                 self._end_if_settled(lane)
@@ -560,27 +570,34 @@ class ShardMemory:
         for lane, ids in groups:
             self.touch(lane)
             seq = lane.seq_of(ids[0])
-            lane.started = seq - 1 if entry[HOLDER] == kinds.UNCHARGE else max(lane.started, seq)
+            if entry[HOLDER] == kinds.SUSPECT:
+                rare = lane.with_rare_state()
+                rare.solo = max(rare.solo, seq)
+                lane.started = lane.low - 1
+            else:
+                lane.started = seq - 1 if entry[HOLDER] == kinds.UNCHARGE else max(lane.started, seq)
 
     def _held(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Hold lanes. A live lease may finish."""
         for lane, _ in groups:
             self.touch(lane)
             lane.with_rare_state().hold = (entry[2], entry[6] or "")
-            if lane.grant is None:
-                lane.unlist()
+            lane.unlist()  # the lane of a lease that is over may be listed
 
     def _let_go(self, entry: Entry, groups: Sequence[Group]) -> None:
-        """End the hold of lanes. Their attempts begin anew."""
+        """End the hold of lanes. Their attempts begin anew. A poison message is due now, because its cause is removed."""
         for lane, _ in groups:
             self.touch(lane)
             lane.active = entry[2]
             rare = lane.with_rare_state()
+            poison = rare.hold is not None and rare.hold[1] == kinds.POISON_HOLD
             rare.hold = None
             rare.solo = 0
-            rare.tried.clear()
+            rare.tried = {i: (0, 0, 0 if poison and starts else due) for i, (starts, _, due) in rare.tried.items()}
             if lane.grant is None:
                 self.place(lane)
+            else:
+                self.order.watch(lane.grant)  # an earlier end found the lane held
 
     def _redriven(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Make dead messages unresolved again. `deadline` has no meaning here; the seqs are those of the messages' rows."""

@@ -19,7 +19,7 @@ from ..bulk import packing
 from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, Totals, Tx
 from ..disk.stored import present
-from ..onelane import recording
+from ..onelane import operating, recording
 from . import claim, history, lanes, retries, settle
 from .leases import Claimed, Held, Request, Settlement
 
@@ -322,6 +322,8 @@ def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool)
         UnknownMessage: that seq was never issued for that key.
         InvalidArgument: a consumer with a timed lease has it, and `force` is False. Nothing changed.
     """
+    if tx.lanes is not None:
+        return operating.settle_one(tx, key, seq, reason, force=force)
     lane = lanes.find(tx, key)
     row = None if lane is None else lanes.get(tx, lane)
     if lane is None or row is None or not 1 <= seq <= lanes.tail(tx, row):

@@ -6,23 +6,27 @@ long for the write lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import apsw
 
 from ..._errors import OutcomeUnknown, StoreError
 from ..._keys import is_keyless
 from ..._sql import INSPECT, LANES, OPERATE
-from ..commit.calls import bound
+from ..commit.calls import Operation, bound
 from ..commit.tx import Tx
 from ..hot import cooling
+from ..onelane import operating
 from ..shard import Shard
 from . import history, lanes, sweeps
 
 if TYPE_CHECKING:
     from ..store import Store
+
+T = TypeVar("T")
 
 PURGE_STEP: Final = 1000
 """The number of messages that one transaction of a purge removes."""
@@ -33,6 +37,9 @@ _WALK_STEP: Final = 200
 
 def hold(tx: Tx, key: bytes, reason: str) -> None:
     """Stop deliveries of this key. A live lease may finish."""
+    if tx.lanes is not None:
+        operating.hold(tx, key, reason)
+        return
     lane = lanes.find(tx, key)
     if lane is None:
         lane = lanes.create(tx, key)
@@ -42,12 +49,16 @@ def hold(tx: Tx, key: bytes, reason: str) -> None:
 
 def release(tx: Tx, key: bytes) -> bool:
     """End a hold. Attempts restart from 0, and what was held as poison is ready. Return whether the lane was held."""
+    if tx.lanes is not None:
+        return operating.release(tx, key)
     lane = lanes.find(tx, key)
     return lane is not None and _release(tx, lane)
 
 
 def release_keyless(tx: Tx) -> int:
     """End holds of keyless messages, in one bounded step. Return how many, at most RELEASE_STEP."""
+    if tx.lanes is not None:
+        return operating.release_keyless(tx)
     held = (lane for lane, key in tx.run(OPERATE.held_lanes).fetchall() if is_keyless(key))
     return sum(_release(tx, lane) for lane in islice(held, RELEASE_STEP))
 
@@ -205,14 +216,16 @@ def _lane_of(shard: Shard, key: bytes) -> int | None:
 
 def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:
     shard = store.shard_of(key)
+    if shard.lanes is not None:
+        return _run(_redrive_lane(shard, key, seqs))
     lane = _lane_of(shard, key)
     return 0 if lane is None else _run(_redrive_lane(shard, lane, seqs))
 
 
-def _redrive_lane(shard: Shard, lane: int, seqs: Sequence[int] | None) -> Iterator[int]:
+def _redrive_lane(shard: Shard, lane: int | bytes, seqs: Sequence[int] | None) -> Iterator[int]:
     n = REDRIVE_STEP
     while n == REDRIVE_STEP:
-        n = shard.run(lambda tx: redrive(tx, lane, seqs))
+        n = shard.run(lambda tx: operating.redrive(tx, lane, seqs) if isinstance(lane, bytes) else redrive(tx, lane, seqs))
         yield n
         if seqs is not None:
             return
@@ -224,11 +237,26 @@ def redrive_all(store: Store) -> int:
 
 def _redrive_all(store: Store) -> Iterator[int]:
     for shard in store.healthy():
+        if shard.lanes is not None:
+            yield from _in_steps(shard.run, operating.redrive_some, (b"", 0))
+            continue
         after = 0
         while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP)):
             for lane in found:
                 yield from _redrive_lane(shard, lane, None)
             after = found[-1]
+
+
+def _in_steps(
+    run: Callable[[Operation[tuple[int, T | None]]], tuple[int, T | None]],
+    step: Callable[[Tx, T], tuple[int, T | None]],
+    begin: T,
+) -> Iterator[int]:
+    """Run a step in transactions of its own, each of which begins where the one before ended."""
+    after: T | None = begin
+    while after is not None:
+        n, after = run(bound(step, after))
+        yield n
 
 
 def release_all_keyless(store: Store) -> int:
@@ -248,7 +276,9 @@ def purge(store: Store, key: bytes | None, *, dead: bool, records: bool) -> int:
 
 
 def _purge(store: Store, key: bytes | None, dead: bool, records: bool) -> Iterator[int]:
-    if key is not None:
+    if store.catalog.has_lanes:
+        yield from _purge_next_format(store, key, dead)
+    elif key is not None:
         shard = store.shard_of(key)
         lane = _lane_of(shard, key)
         if lane is not None:
@@ -265,6 +295,24 @@ def _purge(store: Store, key: bytes | None, dead: bool, records: bool) -> Iterat
     if records:
         for _ in _forget_history(store, key, None, None):
             yield 0
+
+
+def _purge_next_format(store: Store, key: bytes | None, dead: bool) -> Iterator[int]:
+    if key is not None:
+        shard = store.shard_of(key)
+        for step in (operating.purge_lane, *([operating.purge_dead] if dead else [])):
+            more = True
+            while more:
+                n, more = shard.drain(bound(step, key))
+                yield n
+        return
+    for shard in store.healthy():
+        yield from _in_steps(shard.drain, operating.purge_some, b"")
+        last: tuple[bytes, str] | None = (b"", "")
+        while last is not None:
+            last = shard.drain(bound(operating.purge_dedups, last))
+        if dead:
+            yield from _in_steps(shard.drain, operating.purge_some_dead, (b"", 0))
 
 
 def _purge_lane(shard: Shard, lane: int, dead: bool) -> Iterator[int]:
@@ -303,6 +351,9 @@ def end_failure_delays(store: Store, keys: Sequence[bytes] | None, *, one: bool 
 
 
 def _end_failure_delays(store: Store, keys: Sequence[bytes] | None, one: bool) -> Iterator[int]:
+    if store.catalog.has_lanes:
+        yield from _end_delays_of(store, keys, one) if keys is not None else _end_all_delays(store, one)
+        return
     for shard, found in (
         _with_failure_delays(store, one) if keys is None else _lanes_of(store, keys, 1 if one else sweeps.END_STEP)
     ):
@@ -310,6 +361,27 @@ def _end_failure_delays(store: Store, keys: Sequence[bytes] | None, one: bool) -
         yield n
         if one and n:
             return
+
+
+def _end_delays_of(store: Store, keys: Sequence[bytes], one: bool) -> Iterator[int]:
+    step = 1 if one else operating.DELAY_STEP
+    for shard in store.healthy():
+        mine = [key for key in keys if store.shard_of(key) is shard]
+        for start in range(0, len(mine), step):
+            n = shard.drain(bound(operating.end_delays_of, mine[start : start + step]))
+            yield n
+            if one and n:
+                return
+
+
+def _end_all_delays(store: Store, one: bool) -> Iterator[int]:
+    for shard in (shard for shard in store.rotation() if shard.failed is None):
+        for n in _in_steps(shard.drain, partial(operating.end_some_delays, most=1 if one else operating.DELAY_STEP), (0, b"")):
+            yield n
+            if one and n:
+                return
+            if one:
+                break
 
 
 def _with_failure_delays(store: Store, one: bool) -> Iterator[tuple[Shard, list[int]]]:

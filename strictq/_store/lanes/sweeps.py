@@ -14,6 +14,7 @@ import apsw
 from ..._sql import CLAIM, LANES
 from ..commit.tx import NEVER, Tx
 from ..hot import cooling
+from ..onelane import expiring
 from . import failures, lanes
 
 SWEEP_STEP: Final = 64
@@ -67,6 +68,9 @@ def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
     Args:
         single: no two messages were ever running together in the process.
     """
+    if tx.lanes is not None:
+        expiring.end_claims(tx, tokens, single)
+        return
     hot = tx.hot
     if hot is not None and hot.lanes:
         wanted = set(tokens)

@@ -264,14 +264,22 @@ class Claiming:
 
     def _choose(self, lane: LiveLane, limit: int, now: int) -> list[int]:
         """Return the messages of a free lane that may be delivered together."""
-        loader, rare = self._loader, lane.rare
+        rare = lane.rare
         if lane.due > now or (rare is not None and rare.hold is not None):
             return []
-        if rare is not None and rare.front:
-            some = rare.front[:limit]
-            if some[0][0] <= rare.solo:
-                return [some[0][1]]
-            return self._until_due([i for _, i in some], [seq for seq, _ in some], lane, now)
+        front = rare.front[:limit] if rare is not None else []
+        if rare is not None and front:
+            if front[0][0] <= rare.solo:
+                return [front[0][1]]
+            redriven = self._until_due([i for _, i in front], [seq for seq, _ in front], lane, now)
+            if len(redriven) < len(front) or len(front) == limit:
+                return redriven
+            return redriven + self._choose_window(lane, limit - len(front), now)
+        return self._choose_window(lane, limit, now)
+
+    def _choose_window(self, lane: LiveLane, limit: int, now: int) -> list[int]:
+        """Return the messages behind the redriven ones that may be delivered together."""
+        loader, rare = self._loader, lane.rare
         while True:
             window = lane.ids or []
             chosen = [i for i in window if i][:limit] if 0 in window[:limit] else window[:limit]

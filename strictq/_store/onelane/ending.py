@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
 
 import apsw
 
@@ -17,8 +16,6 @@ from ..lane.live_lane import LiveLane
 from ..lanes import history, retries
 from ..tables import dead, trouble
 from . import parking
-
-POISON_HOLD: Final = "poison"
 
 
 def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:
@@ -85,7 +82,7 @@ def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
     held = lane
     if is_keyless(lane.key) and ASIDE not in lane.key:
         held = parking.park(tx, lane, arrival, seq)
-    store.append(kinds.HOLD, [(held, [])], holder=POISON_HOLD, data=encode_keys([held.key]))
+    store.append(kinds.HOLD, [(held, [])], holder=kinds.POISON_HOLD, data=encode_keys([held.key]))
     tx.report("poison", lane.key, seq, detail=f"held: {reason}")
     return held is lane
 

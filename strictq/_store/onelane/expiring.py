@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
+import apsw
+
+from ..._sql import LANE_OPERATE
 from ..commit.tx import NEVER, Tx
 from ..lane import entries as kinds
 from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane
+from ..lane.memory import Group
 from ..lanes import failures
 from ..tables import resting, trouble
+
+if TYPE_CHECKING:
+    from .shard_lanes import ShardLanes
 
 STEP: Final = 1_000
 """How many lanes one entry names."""
@@ -70,13 +78,73 @@ def end_timed_leases(tx: Tx) -> None:
     while rows := store.run(resting.LEASED, (*after, STEP)).fetchall():
         after = rows[-1]
         store.loader.fill_heads([key for _, key in rows])
-    by_token: dict[int, list[LiveLane]] = defaultdict(list)
-    for lane in store.memory.lanes.values():
-        if lane.grant is not None and lane.grant.deadline < NEVER:
-            by_token[lane.grant.token].append(lane)
-    for token, lanes in by_token.items():
-        for at in range(0, len(lanes), STEP):
-            some = lanes[at : at + STEP]
-            keys = encode_keys([lane.key for lane in some])
-            store.append(kinds.EXTEND, [(lane, []) for lane in some], token=token, holder=kinds.BY_KEY, data=keys)
+    for token, some in _by_token(store.memory.lanes.values()):
+        timed = [lane for lane in some if lane.grant is not None and lane.grant.deadline < NEVER]
+        if timed:
+            _set_deadline(store, token, timed, 0)
     tx.wake = True
+
+
+def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
+    """End the leases of a worker that died, as if their deadlines had passed.
+
+    If several messages were running, any of them may be the cause. None is charged, and all are suspects, which run alone. A
+    suspect that was running is the cause, and is charged when its lane is claimed.
+
+    Args:
+        single: no two messages were ever running together in the process.
+    """
+    store, wanted = _store(tx), set(tokens)
+    rested = store.run(LANE_OPERATE.leased_by, (apsw.carray(array("q", tokens)),)).fetchall()
+    store.loader.fill_heads([key for (key,) in rested])
+    lanes = [lane for lane in store.memory.lanes.values() if lane.grant is not None and lane.grant.token in wanted]
+    for token, some in _by_token(lanes):
+        if not single and tx.config.max_attempts is not None:
+            _suspect(tx, token, some)
+        live = [lane for lane in some if lane.grant is not None and lane.grant.deadline > tx.now]
+        if live:
+            _set_deadline(store, token, live, tx.now)
+            tx.wake = True
+
+
+def _suspect(tx: Tx, token: int, lanes: Sequence[LiveLane]) -> None:
+    """Make the started messages of these leases suspects instead of charging them."""
+    groups: list[Group] = []
+    for lane in lanes:
+        started = [(seq, i) for seq, i in lane.leased() if seq <= lane.started]
+        is_suspect = lane.rare is not None and lane.rare.solo >= lane.low
+        if lane.grant is None or not started or is_suspect:
+            continue
+        consumer = LaneHolder.decode(lane.grant.holder).consumer
+        failure = failures.AttemptFailure(failures.of_dead_process(consumer, lane.grant.at, tx.now))
+        for _, arrival in started:
+            known = trouble.of(tx.db, arrival)
+            errors = failures.with_failure(known.errors, lane.attempts(arrival)[0] + 1, tx.now, failure)
+            trouble.set_(tx.db, arrival, known._replace(error=failure.error, errors=errors))
+        groups.append((lane, [started[-1][1]]))
+    if groups:
+        _store(tx).append(kinds.START, groups, token=token, holder=kinds.SUSPECT)
+
+
+def _by_token(lanes: Iterable[LiveLane]) -> list[tuple[int, list[LiveLane]]]:
+    """Return the leased ones of these lanes, by token."""
+    found: dict[int, list[LiveLane]] = defaultdict(list)
+    for lane in lanes:
+        if lane.grant is not None:
+            found[lane.grant.token].append(lane)
+    return list(found.items())
+
+
+def _set_deadline(store: ShardLanes, token: int, lanes: Sequence[LiveLane], deadline: int) -> None:
+    """Let the leases of these lanes end at another time."""
+    for at in range(0, len(lanes), STEP):
+        some = lanes[at : at + STEP]
+        keys = encode_keys([lane.key for lane in some])
+        store.append(
+            kinds.EXTEND, [(lane, []) for lane in some], token=token, deadline=deadline, holder=kinds.BY_KEY, data=keys
+        )  # fmt: skip
+
+
+def _store(tx: Tx) -> ShardLanes:
+    assert tx.lanes is not None
+    return tx.lanes

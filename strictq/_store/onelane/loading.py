@@ -187,14 +187,30 @@ class Loader:
         places = self.memory.places_of(arrivals)
         if len(places) < len(arrivals):
             places |= self.log.keys(set(arrivals).difference(places))
-        return {i: key if not is_keyless(key) else self._lane_of(key, seq) for i, (key, seq) in places.items()}
+        return {i: key if not is_keyless(key) else self._lane_of(key, seq, i) for i, (key, seq) in places.items()}
 
-    def _lane_of(self, key: bytes, seq: int) -> bytes:
-        """Return the key of the lane of a keyless message, which may be parked."""
-        aside = parked_key(key, seq)
+    def _lane_of(self, key: bytes, seq: int, arrival: int) -> bytes:
+        """Return the key of the lane of a keyless message, which may be parked.
+
+        The row of a parked message's lane may be ahead of memory, which then still has the message in its first lane.
+        """
         memory = self.memory
-        is_parked = aside in memory.lanes or aside in memory.tails or bool(self.rows.load([aside]))
-        return aside if is_parked and (aside not in memory.lanes or memory.lanes[aside].tail) else key
+        lane = memory.lanes.get(key)
+        if lane is not None and lane.ids and arrival in lane.ids:
+            return key
+        aside = parked_key(key, seq)
+        parked = memory.lanes.get(aside)
+        if aside in memory.tails or (parked is not None and parked.tail):
+            return aside
+        rows = self.rows.load([aside])
+        if not rows:
+            return key
+        if rows[0].lsn > memory.seen:
+            lane = self.lane(key)
+            self.cover(lane, [arrival])
+            if arrival in (lane.ids or ()) or (lane.rare is not None and arrival in lane.rare.redriven):
+                return key
+        return aside
 
     def _parked(self, arrival: int, entry: Entry) -> list[Group]:
         places = self.log.keys([arrival])
@@ -219,12 +235,13 @@ class Loader:
 
     def _with_seqs(self, named: list[list[int]], entry: Entry) -> list[Group]:
         rows = self.log.keys([i for ids in named for i in ids])
-        found: list[Group] = []
-        for ids in named:
-            some = [(i, *rows[i]) for i in ids if i in rows]
-            if some and (lanes := self._behind([some[0][1]], entry)):
-                found.append((lanes[0], [number for i, _, seq in some for number in (seq, i)]))
-        return found
+        keys = self.keys_of([ids[0] for ids in named])
+        return [
+            (lane, [number for i in ids if i in rows for number in (rows[i][1], i)])
+            for ids in named
+            if ids[0] in keys
+            for lane in self._behind([keys[ids[0]]], entry)
+        ]
 
     def cover(self, lane: LiveLane, ids: list[int]) -> bool:
         """Read ids of a lane until these are in its window. Return False if its row was newer, and so includes the entry."""

@@ -280,12 +280,9 @@ def _lease_of(lane: LiveLane) -> Lease | None:
     grant = lane.grant
     if grant is None:
         return None
-    rare = lane.rare
     is_settled = lane.lease_is_settled
-    if rare is not None and rare.front_held:
-        hi = rare.front[rare.front_held - 1][0]
-    elif not is_settled:
-        hi = lane.first + lane.held - 1
+    if not is_settled:
+        hi = lane.lease_end
     else:
         hi = lane.done[3] if lane.done is not None and lane.done[0] == grant.token else lane.low
     holder = LaneHolder.decode(grant.holder)

@@ -46,7 +46,7 @@ def held_ids(lane: LiveLane, seqs: Sequence[int]) -> list[int] | None:
     """Return the arrival numbers of these messages if the lane's lease holds all of them unresolved. Otherwise None."""
     rare, n = lane.rare, len(seqs)
     if rare is not None and rare.front_held:
-        known = dict(rare.front[: rare.front_held])
+        known = dict(lane.leased())
         return [known[seq] for seq in seqs] if all(seq in known for seq in seqs) else None
     window, at = lane.ids, seqs[0] - lane.first
     if window is None or at < 0 or seqs[-1] - lane.first >= lane.held:
@@ -186,10 +186,7 @@ def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
 
 def is_of_lease(lane: LiveLane, seq: int) -> bool:
     """Return whether a message is, or was, of the lane's live lease, and was not given back."""
-    rare = lane.rare
-    if rare is not None and rare.front_held:
-        return lane.low <= seq <= rare.front[rare.front_held - 1][0]
-    return lane.low <= seq < lane.first + lane.held
+    return lane.low <= seq <= lane.lease_end
 
 
 def advance(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_TABLES
+from ..._sql import LANE_OPERATE, LANE_TABLES
 
 FORGET_STEP: Final = 8
 """How many ids whose windows have ended one send removes, so that each new id pays for the removal of old ones."""
@@ -36,3 +36,22 @@ def forget_some(db: apsw.Connection, now: int, limit: int = FORGET_STEP) -> None
     run: Any = db.execute
     many: Any = db.executemany
     many(LANE_TABLES.drop_dedup, run(LANE_TABLES.old_dedups, (now, limit)).fetchall())
+
+
+def purge(db: apsw.Connection, key: bytes, limit: int) -> int:
+    """Remove ids of a key, in a bounded step. Return how many."""
+    run: Any = db.execute
+    many: Any = db.executemany
+    names = run(LANE_OPERATE.dedups_of, (key, limit)).fetchall()
+    many(LANE_TABLES.drop_dedup, names)
+    many(LANE_OPERATE.drop_wide_dedup, [(dedup_id, key) for _, dedup_id in names])
+    return len(names)
+
+
+def purge_after(db: apsw.Connection, last: tuple[bytes, str], limit: int) -> list[tuple[bytes, str]]:
+    """Remove the next ids of the shard, in a bounded step. Return their keys and ids."""
+    run: Any = db.execute
+    many: Any = db.executemany
+    names: list[tuple[bytes, str]] = run(LANE_OPERATE.dedups_after, (*last, limit)).fetchall()
+    many(LANE_TABLES.drop_dedup, names)
+    return names
