@@ -281,9 +281,8 @@ def _lease_of(lane: LiveLane) -> Lease | None:
     if grant is None:
         return None
     is_settled = lane.lease_is_settled
-    if not is_settled:
-        hi = lane.lease_end
-    else:
+    hi = lane.lease_end
+    if is_settled:
         hi = lane.done[3] if lane.done is not None and lane.done[0] == grant.token else lane.low
     holder = LaneHolder.decode(grant.holder)
     return Lease(lane.low, hi, lane.started, holder.consumer, grant.token, grant.at, grant.deadline, is_settled)
