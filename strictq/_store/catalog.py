@@ -23,7 +23,7 @@ from .commit.connection import Durability, check_file, connect, connect_catalog,
 from .commit.tx import EPOCHS, NEVER, Totals
 from .disk import layout, reserve, wal_file
 from .disk.stored import json_of, present
-from .lane.memory import RunningTotals, StoredMark
+from .lane.totals import RunningTotals, StoredMark
 from .tables import mark
 from .topology import Range, Topology, problem_of
 

@@ -23,7 +23,7 @@ from ..lane.entries import add_acks as add_acks
 
 if TYPE_CHECKING:
     from ..hot.memory import Memory
-    from ..lane.memory import RunningTotals
+    from ..lane.totals import RunningTotals
     from ..onelane.shard_lanes import ShardLanes
 
 SECOND: Final = 1_000_000

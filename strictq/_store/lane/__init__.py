@@ -3,6 +3,7 @@
 - `entries`: the kinds of entries, and the form of their data.
 - `live_lane`: one lane in memory, and what may happen to it.
 - `order`: the order of ready lanes, and the times at which delays and leases end.
+- `totals`: where memory begins, and what entries add up to.
 - `memory`: all lanes of a shard that are loaded, and `apply`, the only function that changes them.
 
 A lane is an object in memory while something happens to it, and one row while it is at rest. The object is a function of the

@@ -157,6 +157,8 @@ def encode_groups(groups: Sequence[Sequence[int]]) -> bytes:
     """Return the messages of each lane as an entry's data."""
     if len(groups) == 1 and len(groups[0]) == 1:
         return groups[0][0].to_bytes(_ID_BYTES, "little", signed=True)
+    if len(groups) == sum(map(len, groups)):
+        return pack([ids[0] for ids in groups])
     numbers: list[int] = []
     for ids in groups:
         numbers.append(ids[0])

@@ -19,9 +19,10 @@ import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
 from . import entries as kinds
-from .entries import HOLDER, TOKEN_BITS, Entry, add_acks
+from .entries import HOLDER, TOKEN_BITS, Entry
 from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
 from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
+from .totals import RunningTotals, StoredMark
 
 MessageRow = tuple[Any, ...]
 """A row of `message`: id, key, seq, sent_at, due, expires, opts, and its body unless it was read without."""
@@ -53,53 +54,6 @@ class StoreLimits:
     chunk: int = 512
     loaded_max: int = 65_536
     tails_max: int = 131_072
-
-
-@attrs.define
-class RunningTotals:
-    """What entries add up to. Stored by folds."""
-
-    lanes: int = 0
-    pending: int = 0
-    dead: int = 0
-    sends: int = 0
-    claims: int = 0
-    receives: int = 0
-    acks: int = 0
-    retries: int = 0
-    redeliveries: int = 0
-    expired: int = 0
-    dropped: int = 0
-    purged: int = 0
-    redriven: int = 0
-    dead_letters: int = 0
-    rejected: int = 0
-    empty_receives: int = 0
-    ack_rate: float = 0.0
-    ack_rate_at: int = 0
-
-
-@attrs.define
-class StoredMark:
-    """The row of `mark`: where memory begins.
-
-    Attributes:
-        fold_position: messages that were resolved up to this position are deleted, or in `gone`.
-        cut: the newest journal row that was cut. `mid`: the newest message at that time.
-        counted, counted_top: the totals include entries and messages up to these.
-    """
-
-    fold_position: int = 0
-    cut: int = 0
-    mid: int = 0
-    counted: int = 0
-    counted_top: int = 0
-    epoch: int = 0
-    config_version: int = 0
-    time_offset: int = 0
-    seq_floor: int = 0
-    last_token: int = 0
-    features: int = 0
 
 
 class ShardMemory:
@@ -427,15 +381,30 @@ class ShardMemory:
         id_, kind, at, top, token, _, _, data = entry
         dirty, position = self.dirty, id_ + top
         removed = 0
+        resolves_lease = token and kind != kinds.ACK_FIRST
         for lane, ids in groups:
             lane.active = at
             if lane.key not in dirty:
                 dirty[lane.key] = position
+            window, n = lane.ids, len(ids)
+            if resolves_lease and lane.rare is None and lane.held == n and window is not None and window[:n] == ids:
+                # The common case: all that a lease holds.
+                first, grant = lane.first, lane.grant
+                lane.done = (token, kind, first, first + n - 1, ())
+                del window[:n]
+                lane.first = first + n
+                removed += n
+                if grant is not None:
+                    grant.left -= 1
+                    lane.grant = None
+                lane.held = lane.low = lane.started = lane.due = lane.listed = 0
+                if window or lane.split:
+                    self.place(lane)
+                continue
             grant = lane.grant
             leased = lane.held or (lane.rare is not None and lane.rare.front_held)
             if token:
-                n = len(ids)
-                if lane.ids is not None and lane.ids[:n] == ids:
+                if window is not None and window[:n] == ids:
                     lane.done = (token, kind, lane.first, lane.first + n - 1, ())
                 else:
                     self._remember(lane, token, kind, ids)
@@ -443,15 +412,7 @@ class ShardMemory:
             if grant is None:
                 self.place(lane)
             elif leased and not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
-                if lane.rare is None:
-                    # The common case of `_end`.
-                    grant.left -= 1
-                    lane.grant = None
-                    lane.low = lane.started = lane.due = lane.listed = 0
-                    if lane.ids or lane.split:
-                        self.place(lane)
-                else:
-                    self._end(lane)
+                self._end(lane)
         self.loaded -= removed
         rows = self.rows
         if len(groups) == 1 and len(data or b"") == 8 * len(groups[0][1]):
@@ -466,31 +427,7 @@ class ShardMemory:
         if position > self.mark.fold_position and not stays:
             self.gone.append((position, numbers))
         if self._counts(entry):
-            self._count_resolved(entry, n)
-
-    def _count_resolved(self, entry: Entry, n: int) -> None:
-        totals, kind = self.totals, entry[1]
-        if kind == kinds.PURGE and entry[HOLDER] == kinds.DEAD:
-            totals.purged += n
-            totals.dead -= n
-            return
-        totals.pending -= n
-        if kind in (kinds.ACK, kinds.ACK_FIRST):
-            totals.acks += n
-            totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, entry[2], n)
-        elif kind == kinds.REJECT:
-            totals.dead += n
-            totals.dead_letters += n
-            totals.rejected += n if entry[HOLDER] != kinds.POISON else 0
-        elif kind == kinds.DROP:
-            totals.dropped += n
-        elif kind == kinds.PURGE:
-            totals.purged += n
-        else:
-            totals.expired += n
-            if entry[HOLDER] == kinds.DEAD:
-                totals.dead += n
-                totals.dead_letters += n
+            self.totals.ended(entry[1], entry[HOLDER], entry[2], n)
 
     @staticmethod
     def _remember(lane: LiveLane, token: int, kind: int, ids: list[int]) -> None:

@@ -23,7 +23,7 @@ from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, RARE, SECOND, Totals, decayed_rate
 from ..disk.stored import present
-from ..lane.memory import RunningTotals
+from ..lane.totals import RunningTotals
 from ..onelane import counting, looking
 from ..onelane.looking import View
 from ..onelane.shard_lanes import ShardLanes

@@ -60,9 +60,12 @@ class AckClaimed(Ack):
         return [held.all() for held in self._claimed.leases]
 
     def __call__(self, tx: Tx) -> list[Lost]:
-        hot = tx.hot
-        if hot is not None and self._claimed.all_hot and tx.config.history == "off" and tier.ack_claimed(tx, hot, self._claimed):
-            return []
+        hot, claimed = tx.hot, self._claimed
+        if claimed.all_hot and tx.config.history == "off":
+            if hot is not None and tier.ack_claimed(tx, hot, claimed):
+                return []
+            if tx.lanes is not None and settling.ack_claimed(tx, claimed):
+                return []
         lost = ack(tx, self._batches)
         return lost if any(lost) else []
 

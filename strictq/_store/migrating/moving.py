@@ -26,8 +26,8 @@ from ..disk import layout
 from ..lane import entries as kinds
 from ..lane.entries import TOKEN_BITS, LaneHolder, pack
 from ..lane.live_lane import Done, Grant, LaneAtRest, LiveLane, Tried
-from ..lane.memory import RunningTotals, StoredMark
 from ..lane.order import PLACE_BITS, place_of_arrival
+from ..lane.totals import RunningTotals, StoredMark
 from ..tables import mark
 from ..tables.gone import BUCKET_BITS
 from .reader import OldShard

@@ -18,7 +18,7 @@ from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
 from ..lanes import retries
 from ..lanes.failures import AttemptFailure, with_failure
-from ..lanes.leases import Lost, Row, Settlement
+from ..lanes.leases import ID, KEY, Claimed, Lost, Row, Settlement
 from ..tables import trouble
 from . import ending, expiring, parking
 from .loading import NeedsTransactionError
@@ -116,6 +116,25 @@ def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
             together.setdefault(batch.token, []).append((batch, *found))
     _write_acks(tx, together)
     return refused
+
+
+def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
+    """Ack everything that a claim leased. Return False, and do nothing, unless all of it is still leased and unresolved."""
+    store = _store(tx)
+    lanes, token = store.memory.lanes, claimed.token
+    groups: list[Group] = []
+    for rows in claimed.hot:
+        lane = lanes.get(rows[0][KEY])
+        if lane is None or lane.rare is not None or lane.grant is None or lane.grant.token != token:
+            return False
+        ids: list[int] = [row[ID] for row in rows]
+        window, n = lane.ids, len(ids)
+        if window is None or n > lane.held or (window[0] != ids[0] if n == 1 else window[:n] != ids):
+            return False
+        groups.append((lane, ids))
+    store.append(kinds.ACK, groups, token=token)
+    tx.wake = tx.wake or any(lane.listed for lane, _ in groups)
+    return True
 
 
 def _ack_each(tx: Tx, batch: Settlement) -> Lost:

@@ -9,7 +9,7 @@ import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
 from ..._sql import LANE_TABLES
-from ..lane.memory import RunningTotals, StoredMark
+from ..lane.totals import RunningTotals, StoredMark
 
 KNOWN_FEATURES: Final = 0
 """The bits of `features` that this version knows. A later feature adds kinds of entries, columns or tables under a bit."""
