@@ -9,16 +9,16 @@ from operator import itemgetter
 from ..._errors import InvalidArgument
 from ..commit.calls import bound
 from ..lanes import history
-from ..lanes.leases import KEY, LANE, Row
+from ..lanes.leases import KEY, Row
 from ..shard import Shard
 from ..store import Store
-from . import applied, scan, staging
+from . import applied, lane_scan, scan, staging
 from .applied import Applied, Size, StreamBatch, Token
 from .columns import BlockSize, ListedColumns, MessageRange, PackedColumns, Runs, listed
 from .insert import BulkRows
 from .staging import Staging
 
-_lane = itemgetter(LANE)
+_key = itemgetter(KEY)
 
 
 class Bulk:
@@ -52,7 +52,9 @@ class Bulk:
         return [
             part
             for shard in shards
-            for part in scan.ranges(shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number])
+            for part in (lane_scan if shard.lanes is not None else scan).ranges(
+                shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number]
+            )
         ]
 
     def read(
@@ -70,7 +72,8 @@ class Bulk:
             StoreError: the shard can't be read.
         """
         shard = self._shard(part.shard)
-        for found in scan.read(shard, part, wanted, runs):
+        found_in = lane_scan.read(shard, part, wanted) if shard.lanes is not None else scan.read(shard, part, wanted, runs)
+        for found in found_in:
             if isinstance(found, PackedColumns):
                 yield found
             else:
@@ -188,6 +191,6 @@ class Bulk:
 
 
 def _by_lane(rows: list[Row]) -> Iterator[tuple[bytes, list[Row]]]:
-    for _, found in groupby(rows, key=_lane):
+    for _, found in groupby(rows, key=_key):
         lane = list(found)
         yield lane[0][KEY], lane
