@@ -20,6 +20,8 @@ from .disk.locks import ConsumerLock, PrivateLock
 from .lanes import handout, inspect
 from .lanes.handout import Encode, Known, Part, Standing
 from .lanes.leases import Request
+from .onelane import counting
+from .onelane.shard_lanes import ShardLanes
 from .shard import Shard
 from .store import Store
 
@@ -260,7 +262,10 @@ class Handouts:
         found: dict[str, list[Standing]] = {}
         ready, oldest = 0, []
         for shard in self._store.healthy():
-            standings, waiting, at = shard.look(lambda db: _standings(db, self._store.now()))
+            if shard.lanes is not None:
+                standings, waiting, at = shard.survey(lambda lanes: _lane_standings(lanes, self._store.now()))
+            else:
+                standings, waiting, at = shard.look(lambda db: _standings(db, self._store.now()))
             ready += waiting
             oldest.append(at)
             for standing in standings:
@@ -303,6 +308,12 @@ def _standings(db: apsw.Connection, now: int) -> tuple[list[Standing], int, int 
     """Return the named consumers of a shard, the number of ready messages, and when the oldest head of these was sent."""
     found = handout.standings(db)
     return (found, *inspect.waiting(db, now)) if found else (found, 0, None)
+
+
+def _lane_standings(lanes: ShardLanes, now: int) -> tuple[list[Standing], int, int | None]:
+    """Return the same of a shard of format 3."""
+    found = handout.standings(lanes.db, lanes)
+    return (found, *counting.waiting(lanes, now)) if found else (found, 0, None)
 
 
 def _reaches(known: Known, upto: int) -> bool:
