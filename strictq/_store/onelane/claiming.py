@@ -66,6 +66,8 @@ class Claiming:
         if self._is_something_over(now):
             self._list_what_is_over(now)
         named = iter(self._in_order(request.keys)) if request.keys is not None else None
+        if named is None and not bounded and bytes_left is None:
+            room = self._take_arrived(room, request.per_key or room, groups)
         while room > 0:
             if bytes_left is not None and unsized >= SIZED_TOGETHER:
                 bytes_left = self._fit(groups, sized, bytes_left)
