@@ -28,6 +28,14 @@ SELECT id, body IS NULL FROM dead WHERE lane = ? AND seq = ?;
 -- merging.key_states: every key's state, for keys that have one.
 SELECT l.key, s.value FROM key_state s CROSS JOIN lane l ON l.id = s.lane;
 
+-- name: lane_key_states
+-- merging.key_states: the same for a shard of format 3.
+SELECT key, value FROM key_state;
+
+-- name: dead_ids
+-- onelane.merging.listed: every dead letter of a shard of format 3.
+SELECT id FROM dead;
+
 -- name: app_tables
 -- merging.app_rows: the program's own tables. Scans the schema.
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'app\_%' ESCAPE '\' ORDER BY name;

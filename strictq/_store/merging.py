@@ -16,6 +16,7 @@ from .commit.calls import bound
 from .lanes import merging, outbox
 from .lanes.merging import Listed, Resolved
 from .lanes.messages import Sent
+from .onelane import merging as onelane_merging
 from .shipping import fork_point
 from .store import Store
 
@@ -79,7 +80,8 @@ class Merging:
 
     def listed(self, shard: int) -> list[Listed]:
         """Return every unresolved message and every dead letter of a shard."""
-        return self._store.shards[shard].look(merging.listed)
+        source = self._store.shards[shard]
+        return source.look(merging.listed) if source.lanes is None else source.survey(onelane_merging.listed)
 
     def sends_behind(self, shard: int, fork: Fork, messages: Sequence[Listed]) -> Iterator[list[Arriving]]:
         """Yield the unresolved sends of a shard after the fork, by arrival, then those in outboxes on their way to it.
@@ -91,11 +93,14 @@ class Merging:
         """
         behind, _ = fork.shards[shard]
         later = sorted(m for m in messages if m.id > behind and not m.dead)
-        look = self._store.shards[shard].look
-        dedup_ids = look(bound(merging.dedup_ids, behind)) if later else {}
+        source = self._store.shards[shard]
+        dedup_ids = source.look(bound(merging.dedup_ids, behind)) if later else {}
         for start in range(0, len(later), STEP):
             some = later[start : start + STEP]
-            rows = look(bound(merging.sends, some, fork.at, fork[:2], dedup_ids, shard))
+            if source.lanes is None:
+                rows = source.look(bound(merging.sends, some, fork.at, fork[:2], dedup_ids, shard))
+            else:
+                rows = source.survey(bound(onelane_merging.sends, some, fork.at, fork[:2], dedup_ids))
             if rows:
                 yield [Arriving(f"merge:{fork.history_id}:{shard}", message, row) for message, row in rows]
         for number in range(len(self._store.shards)):
@@ -127,13 +132,16 @@ class Merging:
         `messages` is sorted by key.
         """
         for start in range(0, len(messages), STEP):
-            yield self._store.shards[shard].drain(bound(merging.resolve, messages[start : start + STEP]))
+            target = self._store.shards[shard]
+            resolve = merging.resolve if target.lanes is None else onelane_merging.resolve
+            yield target.drain(bound(resolve, messages[start : start + STEP]))
 
     # ---- compared, and never merged
 
     def key_states(self, shard: int) -> dict[bytes, bytes]:
         """Return a hash of each key's state, for keys that have one."""
-        return self._store.shards[shard].look(_key_states)
+        source = self._store.shards[shard]
+        return source.look(bound(_key_states, MERGE.key_states if source.lanes is None else MERGE.lane_key_states))
 
     def app_rows(self, shard: int) -> dict[str, Counter[bytes]]:
         """Return hashes of the rows of each of the program's own tables."""
@@ -144,8 +152,9 @@ def _high_water(db: apsw.Connection, origin: str) -> int:
     return db.execute(OUTBOX.high_water, (origin,)).get or 0
 
 
-def _key_states(db: apsw.Connection) -> dict[bytes, bytes]:
-    return {key: _hash(value) for key, value in db.execute(MERGE.key_states)}
+def _key_states(db: apsw.Connection, sql: str) -> dict[bytes, bytes]:
+    rows: Iterator[Any] = db.execute(sql)
+    return {key: _hash(value) for key, value in rows}
 
 
 def _app_rows(db: apsw.Connection) -> dict[str, Counter[bytes]]:

@@ -64,7 +64,9 @@ SUSPECT: Final = "s"
 POISON: Final = "p"
 """The `holder` of a `REJECT` of messages that are out of attempts."""
 DEAD: Final = "d"
-"""The `holder` of an `EXPIRE` whose messages became dead letters, so that their rows stay; and of a `PURGE` of dead letters."""
+"""The `holder` of an `EXPIRE` whose messages became dead letters, so that their rows stay. See `OF_DEAD`."""
+OF_DEAD: Final = frozenset((PURGE, ACK))
+"""Kinds of entries that resolve dead letters if their `holder` is `DEAD`."""
 POISON_HOLD: Final = "poison"
 """The `holder` of a `HOLD` of a lane whose head is out of attempts: the reason that is shown."""
 TOKEN_BITS: Final = 40

@@ -33,14 +33,16 @@ class RunningTotals:
 
     def ended(self, kind: int, holder: str | None, at: int, n: int) -> None:
         """Count messages that an entry of this kind, with this holder and time, has ended."""
-        if kind == kinds.PURGE and holder == kinds.DEAD:
-            self.purged += n
+        if holder == kinds.DEAD and kind in kinds.OF_DEAD:
             self.dead -= n
+            if kind == kinds.PURGE:
+                self.purged += n
+            else:
+                self._acked(at, n)
             return
         self.pending -= n
         if kind in (kinds.ACK, kinds.ACK_FIRST):
-            self.acks += n
-            self.ack_rate, self.ack_rate_at = add_acks(self.ack_rate, self.ack_rate_at, at, n)
+            self._acked(at, n)
         elif kind == kinds.REJECT:
             self.dead += n
             self.dead_letters += n
@@ -54,6 +56,10 @@ class RunningTotals:
             if holder == kinds.DEAD:
                 self.dead += n
                 self.dead_letters += n
+
+    def _acked(self, at: int, n: int) -> None:
+        self.acks += n
+        self.ack_rate, self.ack_rate_at = add_acks(self.ack_rate, self.ack_rate_at, at, n)
 
 
 @attrs.define

@@ -56,10 +56,20 @@ def sends(
     found = []
     for message in messages:
         row = db.execute(MERGE.message, (message.key, message.seq)).get
-        known = headers(row[6], shard)
-        if row[2] > at or HISTORY_HEADER in known:
-            found.append((message, _named(row, known, (*origin, message.seq), dedup_ids.get(message.id))))
+        named = as_arriving(message, row, at, origin, dedup_ids.get(message.id), shard)
+        if named is not None:
+            found.append((message, named))
     return found
+
+
+def as_arriving(
+    message: Listed, row: Sequence[Any], at: int, origin: tuple[str, int], dedup_id: str | None, shard: int
+) -> tuple[Any, ...] | None:
+    """Return the row of one message for `sends`. None: it is omitted."""
+    known = headers(row[6], shard)
+    if row[2] > at or HISTORY_HEADER in known:
+        return _named(row, known, (*origin, message.seq), dedup_id)
+    return None
 
 
 def on_the_way(db: apsw.Connection, destination: int, after: int, origin: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:

@@ -159,7 +159,7 @@ class Loader:
             StoreCorrupt: the data is not that of an entry.
         """
         kind, holder = entry[1], entry[6]
-        if kind in KINDS_WITHOUT_LANES or (kind == kinds.PURGE and holder == kinds.DEAD):
+        if kind in KINDS_WITHOUT_LANES or (kind in kinds.OF_DEAD and holder == kinds.DEAD):
             return []  # a dead letter is not in its lane any more
         try:
             if kind in KINDS_WITH_KEYS or (holder is not None and kind in (kinds.RELEASE, kinds.EXTEND)):

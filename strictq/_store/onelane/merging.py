@@ -1,0 +1,97 @@
+"""The steps of a merge inside one shard of format 3: list its messages, and resolve what another history has resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+
+from ..._keys import is_keyless
+from ..._sql import LANE_TABLES, MERGE
+from ..commit.tx import Tx
+from ..lane import entries as kinds
+from ..lane.live_lane import LiveLane
+from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
+from ..lanes.merging import ELSEWHERE, Listed, Resolved, as_arriving
+from ..tables import dead, gone
+from . import checking, ending, expiring
+from .message_opts import decode
+from .shard_lanes import ShardLanes
+
+STEP: Final = 1_000
+
+
+def listed(store: ShardLanes) -> list[Listed]:
+    """Return every unresolved message and every dead letter. No lane is loaded for that."""
+    fresh = {i for _, ids in store.memory.gone for i in ids}
+    buried = {i for (i,) in store.run(MERGE.dead_ids).fetchall()}
+    found: list[Listed] = []
+    after, bucket, bits = 0, -1, 0
+    while rows := store.run(LANE_TABLES.some_messages, (after, STEP)).fetchall():
+        after = rows[-1][0]
+        places: dict[int, bytes] = {}
+        keyless = [i for i, key, _ in rows if is_keyless(key)]
+        if keyless:
+            places = store.loader.keys_of(keyless)
+        for i, key, seq in rows:
+            if i >> gone.BUCKET_BITS != bucket:
+                bucket = i >> gone.BUCKET_BITS
+                bits = gone.bits_of(store.db, store.shard, bucket)
+            if i not in fresh and not bits >> (i & ((1 << gone.BUCKET_BITS) - 1)) & 1:
+                found.append(Listed(i, places.get(i, key), seq, int(i in buried)))
+    return found
+
+
+def sends(
+    store: ShardLanes, messages: Sequence[Listed], at: int, origin: tuple[str, int], dedup_ids: dict[int, str]
+) -> list[tuple[Listed, tuple[Any, ...]]]:
+    """Return messages as rows of an outbox. See `lanes.merging.sends`."""
+    rows = store.whole([message.id for message in messages])
+    found = []
+    for message in messages:
+        row = rows[message.id]
+        headers, *numbers = decode(row[M_OPTS], store.shard)
+        times = (row[M_SENT_AT], row[M_DUE], row[M_EXPIRES])
+        sent = (message.id, row[M_KEY], *times, None, headers, *numbers, row[M_BODY])
+        named = as_arriving(message, sent, at, origin, dedup_ids.get(message.id), store.shard)
+        if named is not None:
+            found.append((message, named))
+    return found
+
+
+def resolve(tx: Tx, messages: Sequence[Listed]) -> Resolved:
+    """Resolve messages and dead letters that are resolved elsewhere, unless a consumer holds them now."""
+    store = tx.lanes
+    assert store is not None
+    found = Resolved([], [])
+    for key, some in groupby(messages, attrgetter("key")):
+        _resolve_lane(tx, store, store.loader.lane(key), list(some), found)
+    return found
+
+
+def _resolve_lane(tx: Tx, store: ShardLanes, lane: LiveLane, messages: list[Listed], found: Resolved) -> None:
+    if lane.grant is not None and lane.grant.deadline <= tx.now and lane.leased():
+        expiring.expire(tx, lane)  # its time is over and no consumer took the lane
+    ids = sorted(message.id for message in messages)
+    store.loader.cover(lane, ids)
+    held = {i for _, i in lane.leased()} if lane.grant is not None else set()
+    unresolved = {i for _, i in checking.unresolved_of(lane)}
+    gone_ids: list[int] = []
+    for message in messages:
+        i = message.id
+        if i in held:
+            found.leased.append(message)
+            continue
+        if i in unresolved:
+            gone_ids.append(i)
+        elif buried := [row for row in dead.with_seqs(tx.db, lane.key, [message.seq]) if row.arrival == i]:
+            dead.unbury(tx.db, buried)
+            store.append(kinds.ACK, (), holder=kinds.DEAD, data=kinds.pack([i]))
+        else:
+            continue
+        found.done.append(message)
+    if gone_ids:
+        gone_ids.sort()
+        ending.keep(tx, gone_ids, ELSEWHERE)
+        store.append(kinds.ACK, [(lane, gone_ids)])
