@@ -103,8 +103,8 @@ SELECT x'', ?1, ifnull((SELECT seq FROM main.next_dedup WHERE key = ?4 AND dedup
 SELECT max(token) FROM main.lane;
 
 -- name: add_newest
--- moving: the row of the newest arrival number, whose message is resolved. Takes it.
-INSERT INTO main.message VALUES (?, x'', 0, 0, NULL, NULL, NULL, NULL);
+-- moving: the row of the newest arrival number, whose message is resolved. Takes it, and a key.
+INSERT INTO main.message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
 
 -- name: forget_meta
 -- moving: a value that `mark` has now. Takes its name. Index: primary key.

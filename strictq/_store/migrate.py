@@ -126,7 +126,7 @@ def require_schema(db: apsw.Connection, kind: int, shard: int, version: int, *, 
         found = (type_, table, _plain(sql))
         if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
             continue
-        if unfinished and type_ == "table" and str(name).startswith(LEFT_OVER):
+        if unfinished and type_ in ("table", "index") and str(table).startswith(LEFT_OVER):
             continue
         if expected.pop(name, None) != found:
             raise StoreCorrupt(f"its schema is not strictq's: {type_} {name!r}", shard=shard)

@@ -172,7 +172,7 @@ class Shard:
 
             assert self.path is not None
             self.wal.watch(db)
-            moving.move(db, self.path, self.number)
+            moving.move(db, self.path, self.number, self.range.owns)
 
     def _missing(self) -> str | None:
         """Return which of the files that SQLite creates beside the database is missing, or None."""

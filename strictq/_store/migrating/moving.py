@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
 import apsw
 
 from ..._errors import StoreCorrupt
+from ..._hashing import hash_key
+from ..._keys import keyless_lane
 from ..._sql import HOT, LANE_LOG, LANE_TABLES, MIGRATING, SHARD, insert_into
 from .. import migrate
 from ..commit.tx import RARE
@@ -46,7 +48,7 @@ _VOID: Final = 1
 _KINDS: Final = {"ack": kinds.ACK, "nack": kinds.NACK, "reject": kinds.REJECT}
 
 _TOTALS: Final = (
-    "lanes", "sends", "claims", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "empty_receives",
+    "sends", "claims", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "empty_receives",
     "ack_rate", "ack_rate_at",
 )  # fmt: skip
 """Columns of the counter row that `mark` has, too."""
@@ -65,17 +67,18 @@ _HEAD: Final = len(LaneAtRest._fields) - 2
 """The columns of a lane without those of its ids."""
 
 
-def move(db: apsw.Connection, file: Path, shard: int) -> None:
+def move(db: apsw.Connection, file: Path, shard: int, owns: Callable[[int], bool]) -> None:
     """Move a shard that `migrate.require` accepted and that has format 2. No other process has it open.
 
     Args:
         db: a connection for writing.
+        owns: whether the hash of a key belongs to the shard.
     Raises:
         StoreCorrupt: its rows contradict each other. It keeps its format.
     """
     drop_left_overs(db)
     with OldShard(file, shard) as old:
-        move = _Move(db, file, shard, old)
+        move = _Move(db, file, shard, old, owns)
         move.copy()
     move.finish()
 
@@ -88,12 +91,13 @@ def drop_left_overs(db: apsw.Connection) -> None:
 class _Move:
     """A move of one shard."""
 
-    def __init__(self, db: apsw.Connection, file: Path, shard: int, old: OldShard) -> None:
+    def __init__(self, db: apsw.Connection, file: Path, shard: int, old: OldShard, owns: Callable[[int], bool]) -> None:
         self._db = db
         self._many: Any = db.executemany
         self._file = file
         self._shard = shard
         self._old = old
+        self._owns = owns
         self._totals = old.totals()
         self._meta = old.meta()
         self._tried: dict[int, Tried] = {}
@@ -106,6 +110,8 @@ class _Move:
         """By key, dead letters that return to their lane when its lease ends. In the next format, they are not dead any more."""
         self._returned = 0
         """How many these are."""
+        self._unused = 0
+        """Lanes to which nothing was ever sent. The next format has no rows for them, unless they are held."""
 
     def copy(self) -> None:
         """Fill the new tables."""
@@ -200,6 +206,10 @@ class _Move:
 
     def _add_lane(self, old: OldLane, rows: list[tuple[Any, ...]], parts: list[tuple[bytes, int, bytes]]) -> None:
         lane = self._live(old)
+        if not lane.tail:
+            self._unused += 1
+            if lane.is_plain_and_empty:
+                return
         row, ids = lane.row(_VOID), lane.ids
         if not ids:
             rows.append((*row[:_HEAD], None, None))
@@ -227,9 +237,9 @@ class _Move:
                 lane.with_rare_state().waiting = waiting
         begin = self._lease(lane, old.lease, messages)
         self._fill(lane, messages, _window(messages, old.tail) if begin is None else begin)
-        self._delay(lane, old, messages)
         if old.hold is not None:
             lane.with_rare_state().hold = (old.held_at or 0, old.hold)
+        self._delay(lane, messages)
         if old.solo_to:
             lane.with_rare_state().solo = old.solo_to
         if lane.grant is None and messages and old.hold is None and not lane.due:
@@ -270,21 +280,25 @@ class _Move:
             for seq, i in rest:
                 ids[seq - lane.first] = i
 
-    def _delay(self, lane: LiveLane, old: OldLane, messages: list[tuple[int, int]]) -> None:
+    def _delay(self, lane: LiveLane, messages: list[tuple[int, int]]) -> None:
         """Give a lane the attempts of its messages, and what holds it back until a time."""
-        lane.due = old.due or 0 if lane.grant is None and old.hold is None else 0
-        delayed = self._delayed.pop(old.key, 0)
+        delayed = self._delayed.pop(lane.key, 0)
         if delayed:
             lane.with_rare_state().delayed = delayed
-        in_front = lane.rare.front if lane.rare is not None else []
-        for at, (_, i) in enumerate(messages):
+        rare = lane.rare
+        n = len(rare.front) if rare is not None else 0
+        for at, (seq, i) in enumerate(messages):
             tried = self._tried.pop(i, None)
-            if tried is None and at < len(in_front) and (due := self._db.execute(MIGRATING.due_of, (i,)).get):
-                tried = (0, 0, due)  # the heads of `front` are delayed by this alone
+            due = None
+            if seq <= delayed and at <= n:
+                due = self._db.execute(MIGRATING.due_of, (i,)).get
+                if at < n and tried is None and due:
+                    tried = (0, 0, due)  # the heads of `front` are delayed by this alone
             if tried is not None:
                 lane.with_rare_state().tried[i] = tried
-                if not at and old.position is not None:
-                    lane.due = tried[2]  # its delay has ended
+                due = tried[2]
+            if not at and due and lane.grant is None and (rare is None or rare.hold is None):
+                lane.due = due
 
     # ---- the rest
 
@@ -320,7 +334,8 @@ class _Move:
         )  # fmt: skip
         known = RunningTotals(
             pending=totals["pending"] + self._returned, dead=totals["dead"] - self._returned,
-            **{name: totals[name] for name in _TOTALS}, **{name: meta.get(name, 0) for name in RARE},
+            lanes=totals["lanes"] - self._unused, **{name: totals[name] for name in _TOTALS},
+            **{name: meta.get(name, 0) for name in RARE},
         )  # fmt: skip
         mark.write(db, stored, known)
         self._many(MIGRATING.forget_meta, [(name,) for name in RARE])
@@ -331,7 +346,8 @@ class _Move:
         """Let a row have the newest arrival number, which is never issued again. It is that of a resolved message."""
         db = self._db
         if db.execute(LANE_LOG.newest).get[1] < top:
-            db.execute(MIGRATING.add_newest, (top,))
+            key = next(key for n in count() if self._owns(hash_key(key := keyless_lane(n))))
+            db.execute(MIGRATING.add_newest, (top, key))
             bits = 1 << (top & ((1 << BUCKET_BITS) - 1))
             db.execute(LANE_TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes((1 << BUCKET_BITS) // 8, "little")))
 

@@ -127,9 +127,9 @@ class _Check:
             yield "lane", f"lane {key!r}: {_text(e)}", None
             return
         self.unresolved.extend([i for _, i in messages])
-        rows, base = store.log.keys([i for _, i in messages]), key.split(ASIDE)[0] if is_keyless(key) else key
+        rows = store.log.keys([i for _, i in messages])
         for seq, i in messages:
-            if rows.get(i) != (base, seq):
+            if not _is_of(rows.get(i), key, seq):
                 yield "message", f"message {seq} of lane {key!r} has no row {i} in `message`", None
         if len(messages) != depth_of(lane):
             yield "lane", f"lane {key!r} has {len(messages)} messages, but its row counts {depth_of(lane)}", _rewrite(key)
@@ -242,8 +242,7 @@ class _Check:
 
     def dead_letters(self) -> Iterator[Finding]:
         for key, seq, i, of, sent in self._run(LANE_LOOKS.dead_rows).fetchall():
-            base = key.split(ASIDE)[0] if is_keyless(key) else key
-            if (of, sent) != (base, seq):
+            if not _is_of((of, sent), key, seq):
                 yield "dead_seq", f"dead letter {seq} of lane {key!r} has no row {i} in `message`", None
             yield from self._key(key, "dead letter")
 
@@ -306,6 +305,14 @@ class _Check:
             have = getattr(totals, name)
             if have != need:
                 yield "counter", f"{name} is {have}, but there are {need}", _set_total(name)
+
+
+def _is_of(place: tuple[bytes, int] | None, key: bytes, seq: int) -> bool:
+    """Return whether a message with this key and seq may be in the lane of a key at a seq.
+
+    A parked message has the key of the lane that it was sent to, unless format 2 has parked it.
+    """
+    return place == (key, seq) or (is_keyless(key) and place == (key.split(ASIDE)[0], seq))
 
 
 def is_key(key: bytes) -> bool:

@@ -1,0 +1,200 @@
+"""Directories made by the last version of format 2 are migrated to the next format: nothing is lost, doubled or reordered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Message, Queue, QueueConfig
+from strictq._store import migrate
+from strictq._store.migrating import moving, reader
+from strictq.testing import FakeClock
+from tests.store.test_format_2 import Waiting, settle
+from tests.support import format_1, format_2
+from tests.support.format_2 import Facts, key_of
+from tests.support.powercut_campaign import fast_directory
+
+KINDS = format_2.kinds()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+@pytest.fixture(autouse=True)
+def next_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
+
+
+def migrated(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, FakeClock]:
+    """Return a queue of the next format, the facts about it, and its clock."""
+    facts = format_2.facts_of(kind)
+    clock = format_2.clock_of(facts)
+    path = format_2.unpacked(kind, place / "made")
+    found = strictq.migrate(path, clock=clock)
+    assert (found.before, found.format, found.done) == (2, migrate.NEXT_FORMAT, True)
+    return strictq.open(path, clock=clock, **options), facts, clock
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_comes_out_once_in_order(kind: str, place: Path) -> None:
+    q, facts, clock = migrated(kind, place)
+    with q:
+        assert q.check() == []
+        for key, dedup_id, seq, i in facts.get("dedup", ()):
+            receipt = q.send(b"again", None if key is None else key_of(key), dedup_id=dedup_id)
+            assert (receipt.duplicate, receipt.seq, receipt.id) == (True, seq, i)
+        settle(q, facts)
+        waiting = Waiting(facts, clock)
+        for name, batches in facts.get("batches", {}).items():
+            waiting.forget_batches(q, name, batches)
+        for key, lane in facts["report"]["lanes"].items():
+            if any(m.get("state") == "held" for m in lane.get("messages", ())) or lane.get("state") == "held":
+                assert q.release(key_of(key))
+        q.release(None)
+        waiting.drain(q)
+        waiting.require_over(q)
+        assert q.check() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_is_reported_of_it(kind: str, place: Path) -> None:
+    q, facts, clock = migrated(kind, place, read_only=True)
+    with q:
+        report = json.loads(json.dumps(format_2.reported(q, map(key_of, facts["tails"]), facts["keyless"])))
+        for have, known in zip(report["counts"], facts["report"]["counts"], strict=True):
+            assert have.pop("lanes", 0) <= known.pop("lanes", 0), "a lane to which nothing was sent does not count"
+        if kind == "dead":
+            require_returned(report, facts)
+        assert report == facts["report"]
+        for sql, rows in facts.get("app", ()):
+            assert [list(row) for row in q.query(sql)] == rows
+    with strictq.open(q.path, clock=clock) as q:
+        for key, tail in facts["tails"].items():
+            assert q.send(b"new", key_of(key)).seq >= tail + 1, "it is higher if a message of the outbox came"
+
+
+def require_returned(report: Facts, facts: Facts) -> None:
+    """Require dead letters whose redrive waits for a lease to be unresolved, and count them as format 2 does."""
+    known = facts["report"]
+    for key, seqs in facts["returns"].items():
+        lane = report["lanes"][key]
+        back = [m for m in lane["messages"] if m["seq"] in seqs]
+        assert len(back) == len(seqs)
+        del report["lanes"][key], known["lanes"][key]
+    report["counts"] = known["counts"] = report["dead"] = known["dead"] = []
+
+
+# ---- interrupted, and large
+
+
+def test_an_interrupted_move_begins_anew(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = format_2.facts_of("backlog_shards")
+    path = format_2.unpacked("backlog_shards", place / "made")
+    clock = format_2.clock_of(facts)
+    monkeypatch.setattr(reader, "PART_MESSAGES", 20)
+    real, calls = moving._Move._part, []
+
+    stop = 0
+
+    @contextmanager
+    def failing(self: Any) -> Iterator[None]:
+        calls.append(1)
+        with real(self):
+            yield
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving._Move, "_part", failing)
+        for n in (1, 2, 5, 9, 30):
+            stop = n
+            calls.clear()
+            with pytest.raises(KeyboardInterrupt):
+                strictq.migrate(path, clock=clock)
+            with strictq.open(path, clock=clock) as q:  # queue.db has the next format already
+                assert any("is older" in (shard.quarantined or "") for shard in q.stats().shards)
+    assert strictq.migrate(path, clock=clock).done
+    with strictq.open(path, clock=clock) as q:
+        assert q.check() == []
+        waiting = Waiting(facts, clock)
+        waiting.drain(q)
+        waiting.require_over(q)
+
+
+def test_a_dry_run_says_how_much_room_it_needs(place: Path) -> None:
+    path = format_2.unpacked("backlog_shards", place / "made")
+    before = {file.name: file.read_bytes() for file in path.glob("*.db")}
+    found = strictq.migrate(path, dry_run=True)
+    assert (found.before, found.format, found.done) == (2, migrate.NEXT_FORMAT, False)
+    assert found.needs_bytes > sum(map(len, before.values()))
+    assert {file.name: file.read_bytes() for file in path.glob("*.db")} == before
+
+
+def test_format_1_is_migrated_at_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    path = format_1.unpacked("busy", tmp_path / "q")
+    found = strictq.migrate(path, clock=clock)
+    assert (found.before, found.format, found.done) == (1, migrate.NEXT_FORMAT, True)
+    with strictq.open(path, clock=clock) as q:
+        assert q.check() == []
+        format_1.require_busy(q)
+
+
+def test_without_the_variable_nothing_is_migrated(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(migrate.NEXT_VARIABLE)
+    path = format_2.unpacked("backlog_hot", place / "made")
+    found = strictq.migrate(path)
+    assert (found.format, found.old, found.done) == (2, 0, True)
+
+
+def test_messages_far_apart_are_delivered_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane whose old dead letters return has a gap that its row does not list position by position."""
+    monkeypatch.setattr(moving, "HOLES_MAX", 10)
+    monkeypatch.delenv(migrate.NEXT_VARIABLE)
+    clock = FakeClock()
+    config = QueueConfig(retry_delay_seconds=0.0)
+    with strictq.open(tmp_path / "q", shards=1, clock=clock, config=config) as q:
+        for key in ("free", "leased", "retried", "behind"):
+            q.send_many([Message(b"%d" % n, key=key) for n in range(1, 101)])
+            for d in q.receive(2, keys=[key]):
+                d.reject("later")
+            q.ack_many(q.receive(90, keys=[key]))
+            assert q.redrive(key) == 2
+        (d,) = q.receive(1, keys=["retried"])
+        d.nack(delay=50.0, reason="not yet")
+        live = list(q.receive(4, keys=["leased"]))
+        assert [d.seq for d in live] == [1, 2, 93, 94]
+        live[0].ack()
+        (d,) = q.receive(1, keys=["behind"])
+        q.reject("behind", 95, "operator", force=True)
+    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
+    strictq.migrate(tmp_path / "q", clock=clock)
+    with strictq.open(tmp_path / "q", clock=clock) as q:
+        assert q.check() == []
+        assert q.status("retried", 1).attempts == 1
+        q.delivery(live[1].handle).ack()
+        q.delivery(live[3].handle).ack()
+        with pytest.raises(strictq.LeaseLost):
+            q.delivery(live[3].handle).nack()
+        q.delivery(live[2].handle).ack()
+        assert q.receive(1, keys=["retried"]) == []
+        clock.advance(60.0)
+        rest = {"free": [1, 2, *range(93, 101)], "leased": [*range(95, 101)], "behind": [1, 2, 93, 94, *range(96, 101)]}
+        for key, seqs in rest.items():
+            found = []
+            while some := q.receive(100, keys=[key]):
+                found += [d.seq for d in some]
+                q.ack_many(some)
+            assert found == seqs, key
+        (d,) = q.receive(1, keys=["retried"])
+        assert (d.seq, d.attempt) == (1, 2)
+        assert q.check() == []
