@@ -39,7 +39,8 @@ CREATE TABLE trouble (                             -- of messages that failed
 ) STRICT;
 CREATE TABLE gone (                                -- resolved messages whose rows still exist
     bucket    INTEGER PRIMARY KEY,                 -- arrival number / 128
-    bits      BLOB    NOT NULL
+    bits      BLOB    NOT NULL,                    -- 128 bits
+    deleted   BLOB    NOT NULL                     -- the same, of those whose rows were deleted
 ) STRICT;
 CREATE TABLE dead (
     key       BLOB    NOT NULL,
@@ -185,18 +186,18 @@ UPDATE mark SET last_token = max(last_token, ifnull((SELECT max(token & ?2) FROM
 
 -- name: read_gone
 -- gone: the bits of one bucket. Takes its number. Index: rowid.
-SELECT bits FROM gone WHERE bucket = ?;
+SELECT bits, deleted FROM gone WHERE bucket = ?;
 
 -- name: write_gone
--- gone: the same. Takes number and bits.
-INSERT INTO gone VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bits = ?2;
+-- gone: the same. Takes number and both.
+INSERT INTO gone VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET bits = ?2, deleted = ?3;
 
 -- name: some_gone
--- gone: buckets that have resolved messages, the oldest first. Takes how many. Index: rowid.
-SELECT bucket FROM gone ORDER BY bucket LIMIT ?;
+-- gone: buckets that have rows of resolved messages, the oldest first. Takes how many. Reads the table up to them.
+SELECT bucket FROM gone WHERE bits <> zeroblob(16) ORDER BY bucket LIMIT ?;
 
 -- name: drop_gone
--- gone: a bucket whose messages were deleted. Takes its number.
+-- gone: a bucket whose messages were all deleted. Takes its number.
 DELETE FROM gone WHERE bucket = ?;
 
 -- name: bury

@@ -16,17 +16,23 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import apsw
 import attrs
 
 from strictq import LeaseLost
+from strictq._config import QueueConfig
 from strictq._errors import StoreBusy
+from strictq._keys import ASIDE, is_keyless
+from strictq._store.commit.tx import Tx
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane.claiming import ClaimRequest
-from strictq._store.onelane.shard_file import NewMessage, ShardFile
-from tests.support.lane_walk import new_file, open_shard
+from strictq._store.lanes.failures import AttemptFailure
+from strictq._store.lanes.leases import ID, SEQ, Settlement
+from strictq._store.onelane import settling
+from tests.support.lane_file import LaneFile, item, new_file, request
 
-KEYS = [b"sk%03d" % i for i in range(150)]
+KEYS = [b"sk%03d" % i for i in range(150)] + [b"n%d" % i for i in range(4)]
 LIMITS = StoreLimits(window=100, slice=20, head=8, chunk=16, loaded_max=300, tails_max=50)
+CONFIG = QueueConfig(max_attempts=None, retry_delay_seconds=0.0, keyless="random")
 LEASE = 250_000
 ADD = "INSERT INTO app VALUES (?, ?, ?, (SELECT ifnull(max(n), 0) + 1 FROM app))"
 
@@ -35,45 +41,64 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
+def open_shard(path: Path) -> LaneFile:
+    return LaneFile(path, now, limits=LIMITS, config=CONFIG)
+
+
 def work(path: Path, seed: int) -> None:
     """Send, claim, ack and nack until the process is killed."""
     r = random.Random(seed)
-    shard = open_shard(path, LIMITS, now)
-    live: list[tuple[int, dict[bytes, list[int]]]] = []
-    seqs: dict[int, int] = {}
+    shard = open_shard(path)
+    live: list[tuple[int, dict[bytes, dict[int, int]]]] = []
     while True:
         step = r.random()
+        shard.forget_rows()
         try:
             if step < 0.38:
-                shard.send_many([NewMessage(r.choice(KEYS), b"b") for _ in range(r.choice((1, 1, 3, 20, 60)))])
+                shard.send([item(r.choice(KEYS), b"b", **some_options(r)) for _ in range(r.choice((1, 1, 3, 20, 60)))])
             elif step < 0.45:
-                shard.send(NewMessage(r.choice(KEYS), b"b"))
+                shard.send([item(r.choice(KEYS), b"b")])
             elif step < 0.75:
-                claimed = shard.claim(ClaimRequest(r.choice((1, 5, 50)), r.choice((None, 1, 3))), LEASE)
-                seqs |= {row[0]: row[2] for row in claimed.rows}
-                if len(claimed.rows) == sum(len(ids) for _, ids in claimed.groups) and claimed.rows:
-                    live.append((claimed.token, dict(claimed.groups)))
+                claimed = shard.claim(request(r.choice((1, 5, 50)), r.choice((None, 1, 3)), lease=LEASE, charge=r.random() < 0.5))
+                if claimed.messages == len(claimed.ids) and claimed.leases:
+                    live.append((claimed.token, {held.key: {row[SEQ]: row[ID] for row in held.rows} for held in claimed.leases}))
             elif live and step < 0.95:
                 token, groups = live.pop(r.randrange(len(live)))
                 if r.random() < 0.5:  # a part: the first messages of some keys, as a consumer does
-                    groups = {key: ids[: r.randrange(1, len(ids) + 1)] for key, ids in groups.items() if r.random() < 0.8}
+                    groups = {
+                        key: dict(list(ids.items())[: r.randrange(1, len(ids) + 1)])
+                        for key, ids in groups.items()
+                        if r.random() < 0.8
+                    }
                 if groups:
-                    ack(shard, token, groups, seqs)
+                    ack(shard, token, groups)
             elif live:
-                token, groups = live.pop()
-                one = [next(iter(groups.items()))]
-                if step < 0.97:
-                    shard.nack(token, one)
-                else:
-                    shard.release(token, one)
-        except (LeaseLost, StoreBusy):
+                give_back(shard, r, *live.pop())
+        except (LeaseLost, StoreBusy, apsw.BusyError):
             pass
 
 
-def ack(shard: ShardFile, token: int, groups: dict[bytes, list[int]], seqs: dict[int, int]) -> None:
-    def together() -> None:
-        shard.ack(token, list(groups.items()))
-        shard._db.executemany(ADD, [(i, key, seqs[i]) for key, ids in groups.items() for i in ids])
+def some_options(r: random.Random) -> dict[str, Any]:
+    return {"delay": r.choice((1_000, 100_000))} if r.random() < 0.05 else {}
+
+
+def give_back(shard: LaneFile, r: random.Random, token: int, groups: dict[bytes, dict[int, int]]) -> None:
+    key, ids = next(iter(groups.items()))
+    one = [Settlement(0, key, token, [next(iter(ids))])]
+    if r.random() < 0.4:
+        shard.transact(lambda tx: settling.nack(tx, one, r.choice((0, 50_000)), AttemptFailure("failed")))
+    elif r.random() < 0.5:
+        shard.transact(lambda tx: settling.defer(tx, one, 50_000, None))
+    else:
+        shard.transact(lambda tx: settling.release(tx, one))
+
+
+def ack(shard: LaneFile, token: int, groups: dict[bytes, dict[int, int]]) -> None:
+    def together(tx: Tx) -> None:
+        for key, ids in groups.items():
+            if not settling.ack_lane(tx, Settlement(0, key, token, list(ids))):
+                raise AssertionError("it was acked before")
+            tx.many(ADD, [(i, key, seq) for seq, i in ids.items()])
 
     shard.transact(together)
 
@@ -95,8 +120,8 @@ def campaign(directory: Path, seconds: float, seed: int) -> KillReport:
     """Kill and restart workers for a while, and verify what is left."""
     path = directory / "kills.db"
     new_file(path)
-    shard = open_shard(path, LIMITS, now)
-    shard._db.execute("CREATE TABLE app (id INTEGER PRIMARY KEY, key BLOB, seq INTEGER, n INTEGER)")
+    shard = open_shard(path)
+    shard.db.execute("CREATE TABLE app (id INTEGER PRIMARY KEY, key BLOB, seq INTEGER, n INTEGER)")
     shard.close()
     r = random.Random(seed)
     report = KillReport()
@@ -135,19 +160,26 @@ def campaign(directory: Path, seconds: float, seed: int) -> KillReport:
 
 
 def verify(path: Path, report: KillReport) -> None:
-    shard = open_shard(path, LIMITS, now)
-    run: Any = shard._db.execute
+    shard = open_shard(path)
+    run: Any = shard.db.execute
     acked: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     for i, key, seq in run("SELECT id, key, seq FROM app ORDER BY n"):
         acked[key].append((seq, i))
     rows = {i for (i,) in run("SELECT id FROM message")}
+    parked: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    at_rest = {key for (key,) in run("SELECT key FROM lane")}
+    for key in at_rest | set(shard.memory.lanes) | set(acked):
+        first, is_parked, _ = key.partition(ASIDE)
+        if is_keyless(key) and is_parked:
+            parked[first] += shard.lane(key)[1]
+            acked[first] += acked.pop(key, [])
     for key in KEYS:
         tail, ids, *_, front, waiting = shard.lane(key)
-        left = [*ids, *front, *waiting]
+        left = [*ids, *front, *waiting, *parked[key]]
         done = acked[key]
         report.sent += tail
         report.acked += len(done)
-        if done != sorted(done):
+        if not is_keyless(key) and done != sorted(done):
             report.wrong.append(f"{key!r}: acked out of order")
         if sorted([seq for seq, _ in done] + [seq for seq, _ in left]) != list(range(1, tail + 1)):
             report.wrong.append(f"{key!r}: of {tail} messages, {len(done)} are acked and {len(left)} are left")
@@ -156,6 +188,7 @@ def verify(path: Path, report: KillReport) -> None:
     if shard.totals().pending != report.sent - report.acked:
         report.wrong.append(f"pending is {shard.totals().pending}, not {report.sent - report.acked}")
     report.rows, report.journal = len(rows), run("SELECT count(*) FROM journal").get
+    report.wrong += shard.check()
     if (sound := run("PRAGMA integrity_check").get) != "ok":
         report.wrong.append(sound)
     shard.close()

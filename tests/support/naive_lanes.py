@@ -6,7 +6,7 @@ It knows nothing of the store: it is fed the rows as they are in the file. An en
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ import attrs
 PARK, FORGET, NOTE, VOID, FOLD = 18, 22, 23, 24, 25
 TOTALS = (
     "lanes", "pending", "dead", "sends", "claims", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged",
-    "redriven",
+    "redriven", "dead_letters", "rejected",
 )  # fmt: skip
 RESOLVING = (ACK, ACK_FIRST, REJECT, DROP, PURGE, EXPIRE)
 
@@ -36,7 +36,7 @@ class Sent:
     """A message."""
 
     id: int
-    key: bytes
+    key: bytes  # of its lane: a parked message has another one than its row
     seq: int
     due: int
     expires: int | None
@@ -72,6 +72,7 @@ class NaiveLane:
     lease: NaiveLease | None = None
     solo: int = 0
     hold: tuple[int, str] | None = None
+    done: tuple[int, int, set[int]] | None = None  # the last resolution: token, kind, seqs
 
     def end(self) -> None:
         self.lease = None
@@ -84,7 +85,7 @@ class NaiveLane:
             self.solo = 0
         self.messages = sorted([*self.messages, message], key=lambda m: m.seq)
 
-    def ready(self, now: int) -> list[Sent]:
+    def ready(self, now: int, given_up: Callable[[Sent], bool] = lambda _: False) -> list[Sent]:
         """What a claim may take, in order; [] if it may take nothing. Of a lease that is over, as if it had just ended."""
         if self.hold or not self.messages or (self.lease and self.lease.deadline > now):
             return []
@@ -93,6 +94,8 @@ class NaiveLane:
             return []  # also if it has expired: nothing looks at the lane before
         for message in self.messages:
             if message.expires is not None and message.expires <= now and not message.redriven:
+                continue
+            if given_up(message):
                 continue
             if message.ready_at > now:
                 break
@@ -135,6 +138,8 @@ class NaiveShard:
         self.sent: dict[int, Sent] = {}
         self.dead: dict[int, Sent] = {}
         self.resolved: set[int] = set()
+        self.noted: set[int] = set()
+        """Messages that have a row in `trouble`, at least."""
         self.floor = 0
         self.seen = self.top = 0
         self.last_token = 0
@@ -142,6 +147,21 @@ class NaiveShard:
 
     def lane(self, key: bytes) -> NaiveLane:
         return self.lanes.setdefault(key, NaiveLane(key))
+
+    def park(self, message: Sent, due: int, tried: str) -> None:
+        """Move an unleased keyless message to a lane of its own."""
+        lane = self.lanes[message.key]
+        require(message.key.startswith(b"n") and b"!" not in message.key, "keyless messages are parked, once", message)
+        require(message in lane.messages, "it is unresolved", message)
+        require(lane.lease is None or message not in lane.lease.held, "leased messages are not parked", message)
+        starts, crashes, *_ = map(int, tried.split(","))
+        require((starts, crashes) == (message.starts, message.crashes), "it keeps its attempts", message, tried)
+        lane.messages.remove(message)
+        message.key += b"!s%d" % message.seq
+        require(message.key not in self.lanes, "a lane is parked in once", message)
+        message.until, message.due = due if message.starts or due else None, 0
+        self.lanes[message.key] = NaiveLane(message.key, message.seq, [message])
+        self.totals["lanes"] += 1
 
     # ---- the rows
 
@@ -168,6 +188,10 @@ class NaiveShard:
         if kind in (HOLD, RELEASE_HOLD, FORGET) or (kind in (RELEASE, EXTEND) and holder):
             for key in _keys(data):
                 self.on_key(kind, self.lane(key), at, token, deadline, holder)
+            return
+        if kind == PARK:
+            (arrival,) = struct.unpack("<q", data)
+            self.park(self.sent[arrival], deadline, holder or "")
             return
         groups = list(self.groups(data))
         require(len({key for key, _ in groups}) == len(groups), "a lane is named once", groups)
@@ -203,7 +227,6 @@ class NaiveShard:
             started = low if n == 1 and flags & 1 else low - 1
             lane.lease = NaiveLease(token, deadline, low, started, bool(flags & 2), list(messages))
             totals["receives"] += n
-            totals["redeliveries"] += sum(m.starts > 0 for m in messages)
             return
         if kind == REDRIVE:
             for message in messages:
@@ -232,10 +255,14 @@ class NaiveShard:
             lease.held += messages
             totals["receives"] += n
         elif kind in RESOLVING:
+            if token:
+                lane.done = (token, kind, {m.seq for m in messages})
             self.resolve(kind, lane, messages, at, holder)
         elif kind in (NACK, DEFER) and lease:
             require(n == 1, "one message is nacked")
+            lane.done = (token, kind, {messages[0].seq})
             if kind == NACK:
+                self.noted.add(messages[0].id)
                 totals["retries"] += 1
                 for m in lease.held:
                     if m is messages[0] or (m.seq > messages[0].seq and m.seq <= lease.started):
@@ -284,6 +311,9 @@ class NaiveShard:
             if not lease.held and kind != ACK_FIRST:
                 lane.end()
         dead = kind == REJECT or (kind == EXPIRE and holder == "d")
+        if dead:
+            totals["dead_letters"] += n
+            totals["rejected"] += n * (kind == REJECT and holder != "p")
         for message in messages:
             if dead:
                 self.dead[message.id] = message
@@ -305,7 +335,7 @@ class NaiveShard:
         elif kind == FORGET:
             require(not lane.messages and not lease and not lane.hold, "only empty lanes are forgotten")
             require(not any(m.key == lane.key for m in self.dead.values()), "lanes with dead letters are not forgotten")
-            require(token >= lane.tail, "the floor is above a forgotten lane")
+            require(b"!" in lane.key or token >= lane.tail, "the floor is above a forgotten lane")
             self.floor = max(self.floor, token)
             del self.lanes[lane.key]
             self.totals["lanes"] -= 1
@@ -313,10 +343,13 @@ class NaiveShard:
             require(lease.token == token, "the token is live")
             lease.deadline = deadline
         elif kind == RELEASE and lease:
-            require(lease.token == token, "the token is live")
             if holder in ("x", "s"):
                 require(lease.deadline <= at, "the lease is over", lane.key, lease.deadline, at)
+                self.totals["redeliveries"] += len(lease.held)
+                self.noted |= {m.id for m in lease.held if m.seq <= lease.started}
                 self.expire(lane, lease, suspects=holder == "s")
+            else:
+                require(lease.token == token, "the token is live")
             lane.end()
         else:
             raise Forbidden("unknown", kind)

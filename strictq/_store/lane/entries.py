@@ -63,6 +63,8 @@ SUSPECT: Final = "s"
 """The `holder` of a `START` that takes the starts of a lease back. Messages up to the one that it names are delivered alone."""
 POISON: Final = "p"
 """The `holder` of a `REJECT` of messages that are out of attempts."""
+PARKED: Final = "a"
+"""The `holder` of a `REDRIVE` of a message that was parked before it died."""
 DEAD: Final = "d"
 """The `holder` of an `EXPIRE` whose messages became dead letters, so that their rows stay. See `OF_DEAD`."""
 OF_DEAD: Final = frozenset((PURGE, ACK))

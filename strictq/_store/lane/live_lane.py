@@ -202,6 +202,15 @@ class LiveLane:
             return True
         return {i for _, i in self.leased()}.issuperset(ids)
 
+    def has(self, seq: int, arrival: int) -> bool:
+        """Return whether a message is unresolved in the window, in `new` or in `front`."""
+        at, ids = seq - self.first, self.ids
+        if ids is not None and 0 <= at < len(ids):
+            return ids[at] == arrival
+        if self.new and arrival in self.new:
+            return True
+        return self.rare is not None and (seq, arrival) in (*self.rare.front, *self.rare.waiting)
+
     def seq_of(self, arrival: int) -> int:
         """Return the seq of an unresolved message in the window or in `front`.
 

@@ -556,7 +556,7 @@ class ShardMemory:
     def _parked(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Move a message to a lane of its own. The entry says all that the new lane must know of it."""
         id_, _, at, top, _, due, holder, _ = entry
-        starts, crashes = map(int, (holder or "").split(","))
+        starts, crashes, expires = map(int, (holder or "").split(","))
         for lane, numbers in groups:
             self.touch(lane)
             arrival = numbers[-1]
@@ -569,6 +569,7 @@ class ShardMemory:
             self.parked[lane.key] = None
             lane.tail = lane.first = numbers[0]
             lane.ids = [arrival]
+            lane.expires = expires
             self.loaded += 1
             if starts or due:
                 lane.with_rare_state().tried[arrival] = (starts, crashes, due)

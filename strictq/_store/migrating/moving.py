@@ -348,8 +348,8 @@ class _Move:
         if db.execute(LANE_LOG.newest).get[1] < top:
             key = next(key for n in count() if self._owns(hash_key(key := keyless_lane(n))))
             db.execute(MIGRATING.add_newest, (top, key))
-            bits = 1 << (top & ((1 << BUCKET_BITS) - 1))
-            db.execute(LANE_TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes((1 << BUCKET_BITS) // 8, "little")))
+            bits, size = 1 << (top & ((1 << BUCKET_BITS) - 1)), (1 << BUCKET_BITS) // 8
+            db.execute(LANE_TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes(size, "little"), bytes(size)))
 
 
 def _window(messages: list[tuple[int, int]], tail: int) -> int:

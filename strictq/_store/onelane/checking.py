@@ -414,7 +414,7 @@ def _unnote(arrival: int) -> Fix:
     def fix(tx: Tx) -> None:
         bucket = arrival >> gone.BUCKET_BITS
         bits = gone.bits_of(tx.db, tx.shard, bucket) & ~(1 << (arrival & gone.BUCKET_MASK))
-        gone.write(tx.db, bucket, bits)
+        gone.write(tx.db, tx.shard, bucket, bits)
 
     return fix
 
@@ -424,7 +424,7 @@ def _clean_bucket(bucket: int) -> Fix:
         first = bucket << gone.BUCKET_BITS
         rows: list[Any] = tx.run(LANE_LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()
         present = sum(1 << (i & gone.BUCKET_MASK) for (i,) in rows)
-        gone.write(tx.db, bucket, gone.bits_of(tx.db, tx.shard, bucket) & present)
+        gone.write(tx.db, tx.shard, bucket, gone.bits_of(tx.db, tx.shard, bucket) & present)
 
     return fix
 

@@ -91,16 +91,19 @@ class Claiming:
                         continue
             if lane.grant is not None:
                 expiring.expire(self._require_tx(), lane)
-            while cull > 0 and 0 < lane.expires <= now and (over := self._cull(lane, min(limit, cull), now)):
-                cull -= over
-            chosen = self._choose(lane, limit, now) if cull > 0 else []
-            while cull > 0 and chosen and (given_up := self._first_given_up(lane, chosen)) is not None:
+            chosen = []
+            while cull > 0:
+                while cull > 0 and 0 < lane.expires <= now and (over := self._cull(lane, min(limit, cull), now)):
+                    cull -= over
+                chosen = self._choose(lane, limit, now) if cull > 0 else []
+                given_up = self._first_given_up(lane, chosen) if chosen else None
+                if given_up is None:
+                    break
                 if chosen[0] != given_up:
                     chosen = chosen[: chosen.index(given_up)]
                     break
                 cull -= 1
-                self._give_up(lane, given_up)
-                chosen = self._choose(lane, limit, now)
+                self._give_up(lane, given_up)  # later messages take its place, and some of them may have expired
             if cull <= 0:
                 self.cut_short = True
                 self._put_back(lane)

@@ -13,10 +13,10 @@ from typing import Final
 import apsw
 
 from ..lane.entries import FOLD
-from ..lane.memory import ShardMemory
 from ..log.log_rows import LogRows
 from ..tables import gone, mark
 from ..tables.lane_rows import LaneRows
+from .loading import Loader
 
 WORK_PER_WINDOW: Final = 6
 """A fold is due after so many windows of arrivals and messages of entries: three for a message's life."""
@@ -34,9 +34,10 @@ class Folder:
         window, dirty_max: below so much work, and so many changed lanes, nothing is folded.
     """
 
-    def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
+    def __init__(self, db: apsw.Connection, loader: Loader, log: LogRows, rows: LaneRows) -> None:
         self._db = db
-        self._memory = memory
+        self._loader = loader
+        self._memory = memory = loader.memory
         self._log = log
         self._rows = rows
         self.window = WORK_PER_WINDOW * memory.limits.window
@@ -69,6 +70,7 @@ class Folder:
 
     def slice(self, now: int) -> None:
         """Write one slice."""
+        self._loader.place_all()  # a row says where its lane is listed
         memory = self._memory
         to = memory.fold_to or memory.seen + memory.top
         keys, last = memory.next_slice(to)

@@ -172,7 +172,7 @@ class Loader:
             return self._with_seqs(named, entry)
         if kind == kinds.PARK:
             return self._parked(named[0][0], entry)
-        keys = self.keys_of([ids[0] for ids in named])
+        keys = self.keys_of([ids[0] for ids in named], entry[0])
         known = [(key, ids) for ids in named if (key := keys.get(ids[0])) is not None]
         behind = {lane.key: lane for lane in self._behind([key for key, _ in known], entry)}
         found: list[Group] = []
@@ -182,34 +182,37 @@ class Loader:
                 found.append((lane, ids))
         return found
 
-    def keys_of(self, arrivals: Sequence[int]) -> dict[int, bytes]:
-        """Return the keys of the lanes that messages are in. Those whose rows were deleted are missing."""
+    def keys_of(self, arrivals: Sequence[int], entry: int = kinds.NEVER) -> dict[int, bytes]:
+        """Return the keys of the lanes that messages are in. Those whose rows were deleted are missing.
+
+        Args:
+            entry: the id of the one that names them, if memory may be behind.
+        """
         places = self.memory.places_of(arrivals)
         if len(places) < len(arrivals):
             places |= self.log.keys(set(arrivals).difference(places))
-        return {i: key if not is_keyless(key) else self._lane_of(key, seq, i) for i, (key, seq) in places.items()}
+        return {i: key if not is_keyless(key) else self._lane_of(i, key, seq, entry) for i, (key, seq) in places.items()}
 
-    def _lane_of(self, key: bytes, seq: int, arrival: int) -> bytes:
-        """Return the key of the lane of a keyless message, which may be parked.
-
-        The row of a parked message's lane may be ahead of memory, which then still has the message in its first lane.
-        """
-        memory = self.memory
-        lane = memory.lanes.get(key)
-        if lane is not None and lane.ids and arrival in lane.ids:
+    def _lane_of(self, arrival: int, key: bytes, seq: int, entry: int) -> bytes:
+        """Return the key of the lane of a keyless message, which may be parked."""
+        lanes = self.memory.lanes
+        if (first := lanes.get(key)) is not None and first.has(seq, arrival):
             return key
         aside = parked_key(key, seq)
-        parked = memory.lanes.get(aside)
-        if aside in memory.tails or (parked is not None and parked.tail):
-            return aside
-        rows = self.rows.load([aside])
-        if not rows:
-            return key
-        if rows[0].lsn > memory.seen:
-            lane = self.lane(key)
-            self.cover(lane, [arrival])
-            if arrival in (lane.ids or ()) or (lane.rare is not None and arrival in lane.rare.redriven):
+        if aside not in lanes and aside not in self.memory.tails:
+            for row in self.rows.load([aside]):
+                self.adopt(row)
+            if aside not in lanes:
                 return key
+        parked = self.lane(aside)
+        if not parked.tail:
+            return key
+        if parked.lsn < entry:
+            return aside
+        # The parked lane's row is ahead of memory. If memory still has the message in its first lane, it is not parked yet.
+        first = self.lane(key)
+        if first.lsn < entry and self.cover(first, [arrival]) and first.has(seq, arrival):
+            return key
         return aside
 
     def _parked(self, arrival: int, entry: Entry) -> list[Group]:
@@ -217,8 +220,13 @@ class Loader:
         if arrival not in places:
             return []
         key, seq = places[arrival]
-        aside = parked_key(key, seq)
-        return [(lane, [arrival] if lane.key == key else [seq, arrival]) for lane in self._behind([key, aside], entry)]
+        found: list[Group] = []
+        for lane in self._behind([key, parked_key(key, seq)], entry):
+            if lane.key != key:
+                found.append((lane, [seq, arrival]))
+            elif (lane.new and arrival in lane.new) or self.cover(lane, [arrival]):
+                found.append((lane, [arrival]))
+        return found
 
     def _behind(self, keys: Sequence[bytes], entry: Entry) -> list[LiveLane]:
         """Return the lanes of keys that do not include an entry."""
@@ -235,13 +243,15 @@ class Loader:
 
     def _with_seqs(self, named: list[list[int]], entry: Entry) -> list[Group]:
         rows = self.log.keys([i for ids in named for i in ids])
-        keys = self.keys_of([ids[0] for ids in named])
-        return [
-            (lane, [number for i in ids if i in rows for number in (rows[i][1], i)])
-            for ids in named
-            if ids[0] in keys
-            for lane in self._behind([keys[ids[0]]], entry)
-        ]
+        found: list[Group] = []
+        for ids in named:
+            some = [(i, *rows[i]) for i in ids if i in rows]
+            if not some:
+                continue
+            _, key, seq = some[0]
+            if lanes := self._behind([parked_key(key, seq) if entry[6] == kinds.PARKED else key], entry):
+                found.append((lanes[0], [number for i, _, seq in some for number in (seq, i)]))
+        return found
 
     def cover(self, lane: LiveLane, ids: list[int]) -> bool:
         """Read ids of a lane until these are in its window. Return False if its row was newer, and so includes the entry."""

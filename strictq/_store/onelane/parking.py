@@ -20,11 +20,14 @@ def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None)
     store = tx.lanes
     assert store is not None
     starts, crashes, until = lane.attempts(arrival)
+    expires = 0
+    if lane.expires and not (lane.rare is not None and arrival in lane.rare.redriven):
+        expires = store.log.times([arrival]).get(arrival, (None, None))[1] or 0
     if due is None:
         due = until or store.memory.due_of(lane, arrival, seq) or 0
     aside = store.loader.lane(parked_key(lane.key, seq))
     store.append(
-        kinds.PARK, [(lane, [arrival]), (aside, [seq, arrival])], deadline=due, holder=f"{starts},{crashes}",
-        data=kinds.pack([arrival]),
+        kinds.PARK, [(lane, [arrival]), (aside, [seq, arrival])], deadline=due,
+        holder=f"{starts},{crashes},{expires}", data=kinds.pack([arrival]),
     )  # fmt: skip
     return aside

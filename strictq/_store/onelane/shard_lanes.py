@@ -135,7 +135,7 @@ class ShardLanes:
         self.log = LogRows(db, self.shard)
         self.rows = LaneRows(db, self.shard, memory.limits.chunk)
         self.loader = Loader(db, memory, self.log, self.rows)
-        self.folder = Folder(db, memory, self.log, self.rows)
+        self.folder = Folder(db, self.loader, self.log, self.rows)
         self.claiming = Claiming(self)
         self._known = db
 
@@ -203,10 +203,15 @@ class ShardLanes:
         Args:
             position: `commits` when it began. An operation that refuses may have written something before.
         """
+        memory = self.memory
         if error is not self._refusal or position != self.commits:
-            self.memory.unsure = True
+            unwritten = memory.mark
+            memory.unsure = True
             self._catch_up(*self.log.newest())
-            self.memory.unsure = True
+            if self.mark_changed:
+                memory.mark.epoch, memory.mark.time_offset = unwritten.epoch, unwritten.time_offset
+                memory.mark.config_version = unwritten.config_version
+            memory.unsure = True
         self._refusal = None
 
     def rolled_back(self, error: BaseException) -> None:

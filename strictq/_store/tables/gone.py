@@ -1,8 +1,9 @@
 """Resolved messages whose rows still exist.
 
-Rows are deleted some time after their messages are resolved: runs of them at once, and the others once half of their bucket, 128
-arrival numbers, is resolved. So a page is rewritten a few times, not once for each of its rows, and the space is at most about
-twice what is pending. A bucket's bits are read when it is touched, because another process may have written it.
+Rows are deleted some time after their messages are resolved: runs of them at once, and the others once half of the rows that are
+left in their bucket, 128 arrival numbers, are resolved. So a page is rewritten a few times, not once for each of its rows, and
+the space is at most about twice what is pending. What was deleted is noted, too: otherwise the last rows of a bucket would never
+be deleted. A bucket is read when it is touched, because another process may have written it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ BUCKET_BITS: Final = 7
 _BUCKET: Final = 1 << BUCKET_BITS
 BUCKET_MASK: Final = _BUCKET - 1
 _BYTES: Final = _BUCKET // 8
+_ALL: Final = (1 << _BUCKET) - 1
 _RUN_MIN: Final = 16
 """A run of so many rows is deleted at once."""
 
@@ -35,6 +37,7 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
     numbers = sorted(arrivals)
     ranges: list[tuple[int, int]] = []
     few: dict[int, int] = {}
+    cut: dict[int, int] = {}
     begin = before = numbers[0]
     for i in [*numbers[1:], 1 << 62]:
         if i == before + 1:
@@ -42,33 +45,48 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
             continue
         if before - begin + 1 >= _RUN_MIN and before < top:
             ranges.append((begin, before))
+            for bucket in {begin >> BUCKET_BITS, before >> BUCKET_BITS}:  # those between have no other messages
+                first = bucket << BUCKET_BITS
+                low, high = max(begin - first, 0), min(before - first, BUCKET_MASK)
+                cut[bucket] = cut.get(bucket, 0) | (1 << high + 1) - (1 << low)
         else:
             for one in range(begin, before + 1):
                 bucket = one >> BUCKET_BITS
-                few[bucket] = few.get(bucket, 0) | 1 << (one & _BUCKET - 1)
+                few[bucket] = few.get(bucket, 0) | 1 << (one & BUCKET_MASK)
         begin = before = i
     log.delete_ranges(ranges)
     if db.execute(LANE_TABLES.any_trouble).get:
         db.executemany(LANE_TABLES.drop_trouble, ranges)
-    if few:
-        _in_buckets(db, log, shard, few, top)
+    _in_buckets(db, log, shard, few, cut, top)
 
 
-def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, int], top: int) -> None:
+def _in_buckets(db: apsw.Connection, log: LogRows, shard: int, few: dict[int, int], cut: dict[int, int], top: int) -> None:
+    """Note what was resolved, and what was deleted, and delete what is most of a bucket."""
+    states: list[tuple[int, int, int]] = []
+    for bucket in sorted(few.keys() | cut.keys()):
+        bits, deleted = _read(db, shard, bucket)
+        states.append((bucket, bits | few.get(bucket, 0), deleted | cut.get(bucket, 0)))
+    _write(db, log, states, top)
+
+
+def _write(
+    db: apsw.Connection, log: LogRows, states: Sequence[tuple[int, int, int]], top: int, *, deletes_all: bool = False
+) -> None:
+    """Write buckets, each with the bits of what is resolved and of what was deleted, and delete what is most of one."""
     kill: list[int] = []
     full: list[tuple[int]] = []
-    keep: list[tuple[int, bytes]] = []
-    for bucket, bits in sorted(few.items()):
-        all_bits = bits | bits_of(db, shard, bucket)
-        newest = 1 << (top & _BUCKET - 1) if bucket == top >> BUCKET_BITS else 0
-        if all_bits.bit_count() * 2 >= _BUCKET:
-            kill += [(bucket << BUCKET_BITS) + at for at in range(_BUCKET) if (all_bits & ~newest) >> at & 1]
-            if all_bits & newest:
-                keep.append((bucket, newest.to_bytes(_BYTES, "little")))
-            else:
-                full.append((bucket,))
+    keep: list[tuple[int, bytes, bytes]] = []
+    for bucket, resolved, was_deleted in states:
+        bits, deleted = resolved, was_deleted
+        if deletes_all or bits.bit_count() * 2 >= _BUCKET - deleted.bit_count():
+            newest = 1 << (top & BUCKET_MASK) if bucket == top >> BUCKET_BITS else 0
+            kill += [(bucket << BUCKET_BITS) + at for at in range(_BUCKET) if (bits & ~newest) >> at & 1]
+            deleted |= bits & ~newest
+            bits &= newest
+        if deleted == _ALL:
+            full.append((bucket,))
         else:
-            keep.append((bucket, all_bits.to_bytes(_BYTES, "little")))
+            keep.append((bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
     log.delete(kill)
     many: Any = db.executemany
     if kill and db.execute(LANE_TABLES.any_trouble).get:
@@ -84,29 +102,15 @@ def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) ->
         top: the newest message, whose row must stay for now.
     """
     run: Any = db.execute
-    many: Any = db.executemany
     buckets: list[int] = [bucket for (bucket,) in run(LANE_TABLES.some_gone, (most,)).fetchall()]
-    kill: list[int] = []
-    for bucket in buckets:
-        bits = bits_of(db, shard, bucket)
-        kill += [i for at in range(_BUCKET) if bits >> at & 1 and (i := (bucket << BUCKET_BITS) + at) != top]
-    log.delete(kill)
-    if kill and run(LANE_TABLES.any_trouble).get:
-        many(LANE_TABLES.drop_trouble, [(i, i) for i in kill])
-    newest = 1 << (top & _BUCKET - 1)
-    if top >> BUCKET_BITS in buckets and bits_of(db, shard, top >> BUCKET_BITS) & newest:
-        buckets.remove(top >> BUCKET_BITS)
-        run(LANE_TABLES.write_gone, (top >> BUCKET_BITS, newest.to_bytes(_BYTES, "little")))
-    many(LANE_TABLES.drop_gone, [(bucket,) for bucket in buckets])
+    _write(db, log, [(bucket, *_read(db, shard, bucket)) for bucket in buckets], top, deletes_all=True)
 
 
-def write(db: apsw.Connection, bucket: int, bits: int) -> None:
-    """Set the bits of a bucket."""
+def write(db: apsw.Connection, shard: int, bucket: int, bits: int) -> None:
+    """Set the resolved messages of a bucket that still have rows."""
     run: Any = db.execute
-    if bits:
-        run(LANE_TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little")))
-    else:
-        run(LANE_TABLES.drop_gone, (bucket,))
+    _, deleted = _read(db, shard, bucket)
+    run(LANE_TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
 
 
 def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
@@ -115,9 +119,15 @@ def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
     Raises:
         StoreCorrupt: no fold wrote them.
     """
-    bits: Any = db.execute(LANE_TABLES.read_gone, (bucket,)).get
-    if bits is None:
-        return 0
-    if len(bits) != _BYTES:
-        raise StoreCorrupt(f"the bits of bucket {bucket} of `gone` have {len(bits)} bytes", shard=shard)
-    return int.from_bytes(bits, "little")
+    return _read(db, shard, bucket)[0]
+
+
+def _read(db: apsw.Connection, shard: int, bucket: int) -> tuple[int, int]:
+    """Return the resolved messages of a bucket that still have rows, and those whose rows were deleted, as bits."""
+    found: Any = db.execute(LANE_TABLES.read_gone, (bucket,)).get
+    if found is None:
+        return 0, 0
+    if any(len(bits) != _BYTES for bits in found):
+        raise StoreCorrupt(f"the bits of bucket {bucket} of `gone` have {len(found[0])} bytes", shard=shard)
+    bits, deleted = (int.from_bytes(part, "little") for part in found)
+    return bits, deleted
