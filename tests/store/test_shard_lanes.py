@@ -18,9 +18,8 @@ from strictq._store.lane import entries as kinds
 from strictq._store.lane.memory import EFFECTS, StoreLimits
 from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import Settlement
-from strictq._store.onelane import sending, settling
+from strictq._store.onelane import operating, sending, settling
 from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request
-from tests.support.lane_walk import redrive
 
 SECOND = 1_000_000
 KEY = b"sa"
@@ -240,7 +239,7 @@ def test_a_parked_dead_letter_goes_back_to_its_own_lane_in_each_memory(opened: O
     token, _ = claim(first)
     second.lane(b"n1!s2")
     first.transact(lambda tx: settling.reject(tx, batches(token, [(b"n1!s2", [2])]), AttemptFailure("bad")))
-    first.transact(lambda tx: redrive(tx, b"n1!s2", 1))
+    first.transact(lambda tx: operating.redrive(tx, b"n1!s2", None))
     for shard in (first, second, opened.open()):
         assert [shard.lane(key)[1] + shard.lane(key)[5] for key in (b"n1", b"n1!s2")] == [[(1, 1)], [(2, 2)]]
 

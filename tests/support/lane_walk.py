@@ -28,15 +28,14 @@ from strictq._config import QueueConfig
 from strictq._errors import QueueFull
 from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
-from strictq._store.lane.entries import BY_KEY, DEAD, PARKED, decode_keys, encode_groups, encode_keys
+from strictq._store.lane.entries import decode_keys, encode_keys
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import StoreLimits
 from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.lanes.messages import Item, Options
-from strictq._store.onelane import claiming, forgetting, sending, settling
+from strictq._store.onelane import claiming, forgetting, operating, sending, settling
 from strictq._store.onelane.shard_lanes import ShardLanes
-from strictq._store.tables import dead
 from tests.support import naive_lanes as naive
 from tests.support.lane_file import LaneFile, new_file, request
 
@@ -351,18 +350,19 @@ class Walk:
 
     # ---- claims
 
-    def given_up(self, message: naive.Sent) -> bool:
-        """Return whether a claim finds a message to be out of attempts."""
-        config = self.config
+    def given_up(self, lane: naive.NaiveLane, message: naive.Sent) -> bool:
+        """Return whether a claim finds a message of a free lane to be out of attempts. The end of a lease charges it."""
+        config, lease = self.config, lane.lease
         if config.max_attempts is None:
             return False
-        return (message.crashes if config.retry_for_seconds else message.starts) >= config.max_attempts
+        charged = lease is not None and message in lease.held and message.seq <= lease.started
+        return (message.crashes if config.retry_for_seconds else message.starts) + charged >= config.max_attempts
 
     def could_claim(self, key: bytes, lane: naive.NaiveLane) -> list[naive.Sent]:
         if self.config.on_poison != "hold" or key.startswith(b"n"):
-            return lane.ready(self.now, self.given_up)
+            return lane.ready(self.now, lambda m: self.given_up(lane, m))
         found = lane.ready(self.now)
-        return found[: next((at for at, m in enumerate(found) if self.given_up(m)), len(found))]
+        return found[: next((at for at, m in enumerate(found) if self.given_up(lane, m)), len(found))]
 
     def some_request(self) -> Request:
         r = self.random
@@ -795,13 +795,32 @@ class Walk:
     def step_hold(self, shard: LaneFile) -> None:
         key = self.random.choice(self.keys)
         self.asked = lambda new: bool(new == [(naive.HOLD, encode_keys([key]))])
-        shard.transact(lambda tx: hold(tx, key, "for a while"))
+        shard.transact(lambda tx: operating.hold(tx, key, "for a while"))
 
     def step_release_hold(self, shard: LaneFile) -> None:
         held = [key for key, lane in self.model.lanes.items() if lane.hold]
         key = self.random.choice(held or self.keys)
-        self.asked = lambda new: bool(new == [(naive.RELEASE_HOLD, encode_keys([key]))])
-        shard.transact(lambda tx: release_hold(tx, key))
+        self.asked = lambda new: bool(new == ([(naive.RELEASE_HOLD, encode_keys([key]))] if key in held else []))
+        assert shard.transact(lambda tx: operating.release(tx, key)) == (key in held)
+
+    def step_release_keyless(self, shard: LaneFile) -> None:
+        held = {key for key, lane in self.model.lanes.items() if lane.hold and key.startswith(b"n")}
+        self.asked = lambda new: {key for _, data in new for key in decode_keys(data)} == held
+        assert shard.transact(operating.release_keyless) == len(held)
+
+    def step_settle_one(self, shard: LaneFile) -> None:
+        """Ack or reject a message in the place of its consumer."""
+        lane = self.random.choice(list(self.model.lanes.values()) or [naive.NaiveLane(self.keys[0])])
+        unresolved = [*lane.messages, *lane.waiting]
+        if not unresolved:
+            return
+        message, reason = self.random.choice(unresolved), self.random.choice((None, "bad"))
+        lease = lane.lease if lane.lease and message in lane.lease.held and lane.lease.deadline > self.now else None
+        ends = lease is not None and lease.deadline < 1 << 62
+        rows = [(naive.RELEASE, encode_keys([lane.key]))] if ends else []
+        rows.append((naive.REJECT if reason else naive.ACK, [message.id]))
+        self.asked = lambda new: bool(new == rows)
+        assert shard.transact(lambda tx: operating.settle_one(tx, lane.key, message.seq, reason, force=True))
 
     def dead_of(self, key: bytes) -> list[int]:
         return sorted(i for i, message in self.model.dead.items() if message.key == key)
@@ -810,23 +829,55 @@ class Walk:
         return self.random.choice([m.key for m in self.model.dead.values()] or self.keys)
 
     def step_redrive(self, shard: LaneFile) -> None:
-        key, most = self.some_dead_key(), self.random.choice((1, 3, 100))
-        ids = self.dead_of(key)[:most]
+        key = self.some_dead_key()
+        ids = self.dead_of(key)
+        seqs = None
+        if ids and self.random.random() < 0.5:
+            ids = sorted(self.random.sample(ids, self.random.randrange(1, len(ids) + 1)))
+            seqs = [self.model.sent[i].seq for i in ids]
         self.asked = lambda new: bool(new == ([(naive.REDRIVE, ids)] if ids else []))
-        assert shard.transact(lambda tx: redrive(tx, key, most)) == len(ids)
+        assert shard.transact(lambda tx: operating.redrive(tx, key, seqs)) == len(ids)
+
+    def step_redrive_all(self, shard: LaneFile) -> None:
+        ids = set(self.model.dead)
+        self.asked = lambda new: {i for _, some in new for i in some} == ids
+        assert shard.transact(lambda tx: operating.redrive_some(tx, (b"", 0))) == (len(ids), None)
 
     def step_purge_dead(self, shard: LaneFile) -> None:
         key = self.some_dead_key()
         ids = self.dead_of(key)
         self.asked = lambda new: bool(new == ([(naive.PURGE, ids)] if ids else []))
-        assert shard.transact(lambda tx: purge_dead(tx, key)) == len(ids)
+        assert shard.transact(lambda tx: operating.purge_dead(tx, key)) == (len(ids), False)
+
+    def unleased(self, lane: naive.NaiveLane) -> set[int]:
+        held = lane.lease.held if lane.lease and lane.lease.deadline > self.now else []
+        return {m.id for m in [*lane.messages, *lane.waiting] if m not in held}
 
     def step_purge(self, shard: LaneFile) -> None:
         key = self.random.choice(self.keys)
-        lane = self.model.lanes.get(key, naive.NaiveLane(key))
-        ids = {m.id for m in [*lane.messages, *lane.waiting]}
-        self.asked = lambda new: {i for row in new if row[0] == naive.PURGE for i in row[1]} == ids
-        assert shard.transact(lambda tx: purge(tx, key)) == len(ids)
+        ids = self.unleased(self.model.lanes.get(key, naive.NaiveLane(key)))
+        self.asked = lambda new: {i for _, some in new for i in some} == ids
+        try:
+            assert shard.transact(lambda tx: operating.purge_lane(tx, key)) == (len(ids), False)
+        finally:
+            known = set(self.reader.execute("SELECT key, dedup_id FROM dedup"))
+            self.dedups = {name: at for name, at in self.dedups.items() if name in known}
+
+    def step_purge_all(self, shard: LaneFile) -> None:
+        ids = {i for lane in self.model.lanes.values() for i in self.unleased(lane)}
+        self.asked = lambda new: {i for _, some in new for i in some} == ids
+        assert shard.transact(lambda tx: operating.purge_some(tx, b"")) == (len(ids), None)
+
+    def step_end_delays(self, shard: LaneFile) -> None:
+        """End the delays of failures. They have a mark in their low bits."""
+        heads = {
+            lane.messages[0].id
+            for lane in self.model.lanes.values()
+            if lane.messages and not lane.lease and not lane.hold and (lane.messages[0].until or 0) > self.now
+            and (lane.messages[0].until or 0) & 63 == 63
+        }  # fmt: skip
+        self.asked = lambda new: {i for _, some in new for i in some} == heads
+        assert shard.transact(lambda tx: operating.end_some_delays(tx, (0, b""))) == (len(heads), None)
 
     def step_forget(self, shard: LaneFile) -> None:
         r, oldest = self.random, self.now - self.random.choice((0, SECOND))
@@ -898,61 +949,6 @@ def of_claim(new: list[Any]) -> bool:
     return all(kind in BESIDE_CLAIMS for kind in before) and (len(before) == len(new) or new[-1][0] == naive.CLAIM)
 
 
-# ---- operators' verbs
-
-
-def lanes_of(tx: Tx) -> ShardLanes:
-    assert tx.lanes is not None
-    return tx.lanes
-
-
-def hold(tx: Tx, key: bytes, reason: str) -> None:
-    lanes = lanes_of(tx)
-    lanes.append(naive.HOLD, [(lanes.loader.lane(key), [])], holder=reason, data=encode_keys([key]))
-
-
-def release_hold(tx: Tx, key: bytes) -> None:
-    lanes = lanes_of(tx)
-    lanes.append(naive.RELEASE_HOLD, [(lanes.loader.lane(key), [])], data=encode_keys([key]))
-
-
-def redrive(tx: Tx, key: bytes, most: int) -> int:
-    lanes = lanes_of(tx)
-    some = dead.some(tx.db, key, most)
-    if some:
-        ids = [i for i, _ in some]
-        dead.unbury(tx.db, key, ids)
-        pairs = [number for i, seq in some for number in (seq, i)]
-        holder = PARKED if key.startswith(b"n") and b"!" in key else None
-        lanes.append(naive.REDRIVE, [(lanes.loader.lane(key), pairs)], holder=holder, data=encode_groups([ids]))
-    return len(some)
-
-
-def purge(tx: Tx, key: bytes) -> int:
-    lanes = lanes_of(tx)
-    lane = lanes.loader.lane(key)
-    if lane.grant is not None:
-        lanes.append(naive.RELEASE, [(lane, [])], token=lane.grant.token, holder=BY_KEY, data=encode_keys([key]))
-    purged = 0
-    while True:
-        while lane.split and not any(lane.ids or ()):
-            lanes.loader.extend(lane)
-        front = lane.rare.front if lane.rare is not None else []
-        ids = [i for _, i in front] or [i for i in lane.ids or () if i]
-        if not ids:
-            return purged
-        lanes.append(naive.PURGE, [(lane, ids)])
-        purged += len(ids)
-
-
-def purge_dead(tx: Tx, key: bytes) -> int:
-    ids = [i for i, _ in dead.some(tx.db, key, 1_000)]
-    if ids:
-        dead.unbury(tx.db, key, ids)
-        lanes_of(tx).append(naive.PURGE, (), holder=DEAD, data=encode_groups([ids]))
-    return len(ids)
-
-
 class Interruption:
     """Interrupts a step: a statement fails, or a call of a function does."""
 
@@ -999,7 +995,8 @@ NEVER_INTERRUPTED = ("reopen", "copy", "lose_suffix", "reboot", "configure", "wa
 STEPS = {
     "send": 35, "claim": 30, "ack": 18, "ack_lane": 5, "release": 3, "nack": 6, "defer": 3, "start": 2, "advance": 3, "extend": 2,
     "more": 3, "group": 5, "look": 3, "reopen": 3, "wait": 6, "reboot": 1, "configure": 1, "copy": 1, "lose_suffix": 1, "hold": 1,
-    "release_hold": 2, "reject": 3, "redrive": 3, "purge": 1, "purge_dead": 1, "claim_first": 2, "finish": 1, "forget": 2,
+    "release_hold": 2, "release_keyless": 1, "settle_one": 3, "reject": 3, "redrive": 3, "redrive_all": 1, "purge": 1,
+    "purge_all": 1, "purge_dead": 1, "end_delays": 2, "claim_first": 2, "finish": 1, "forget": 2,
     "dedup": 3, "note": 1, "state": 1, "void": 1,
 }  # fmt: skip
 """The kinds of steps, and how often each is taken."""

@@ -194,7 +194,7 @@ class NaiveShard:
             self.park(self.sent[arrival], deadline, holder or "")
             return
         groups = list(self.groups(data))
-        require(len({key for key, _ in groups}) == len(groups), "a lane is named once", groups)
+        require(kind == PURGE or len({key for key, _ in groups}) == len(groups), "a lane is named once", groups)
         if kind == CLAIM:
             require(token > self.last_token, "tokens increase", token, self.last_token)
             self.last_token = token
@@ -258,7 +258,7 @@ class NaiveShard:
             if token:
                 lane.done = (token, kind, {m.seq for m in messages})
             self.resolve(kind, lane, messages, at, holder)
-        elif kind in (NACK, DEFER) and lease:
+        elif kind in (NACK, DEFER) and lease and token:
             require(n == 1, "one message is nacked")
             lane.done = (token, kind, {messages[0].seq})
             if kind == NACK:
@@ -270,6 +270,9 @@ class NaiveShard:
                         m.until = m.until or 0
             messages[0].until = deadline
             self.give_back(lane, lease, messages[0])
+        elif kind == DEFER:
+            require(lease is None and messages == lane.messages[:1], "the head of a free lane gets another delay", lane.key)
+            messages[0].until = deadline
         elif kind == RELEASE and lease:
             self.give_back(lane, lease, messages[0])
         elif kind == EXTEND and lease:
@@ -296,19 +299,19 @@ class NaiveShard:
             self.resolved.update(m.id for m in messages)
             return
         for message in messages:
-            require(message in lane.messages, "it is unresolved", message)
+            require(message in lane.messages or message in lane.waiting, "it is unresolved", message)
             if kind == EXPIRE:
                 require(lease is None or message not in lease.held, "leased messages do not expire")
                 require(
                     message.expires is not None and message.expires <= at and not message.redriven, "its time is over", message
                 )
-            lane.messages.remove(message)
+            (lane.messages if message in lane.messages else lane.waiting).remove(message)
             message.starts = message.crashes = 0
             message.until = None
             message.redriven = False
         if lease:
-            lease.held = [m for m in lease.held if m not in messages]
-            if not lease.held and kind != ACK_FIRST:
+            held, lease.held = lease.held, [m for m in lease.held if m not in messages]
+            if held and not lease.held and kind != ACK_FIRST:
                 lane.end()
         dead = kind == REJECT or (kind == EXPIRE and holder == "d")
         if dead:
@@ -329,9 +332,12 @@ class NaiveShard:
         if kind == HOLD:
             lane.hold = (at, holder or "")
         elif kind == RELEASE_HOLD:
+            poison = lane.hold is not None and lane.hold[1] == "poison"
             lane.hold, lane.solo = None, 0
             for m in [*lane.messages, *lane.waiting]:
-                m.starts, m.crashes, m.until = 0, 0, None
+                if poison and m.starts:
+                    m.until = 0
+                m.starts = m.crashes = 0
         elif kind == FORGET:
             require(not lane.messages and not lease and not lane.hold, "only empty lanes are forgotten")
             require(not any(m.key == lane.key for m in self.dead.values()), "lanes with dead letters are not forgotten")

@@ -196,7 +196,7 @@ class Loader:
     def _lane_of(self, arrival: int, key: bytes, seq: int, entry: int) -> bytes:
         """Return the key of the lane of a keyless message, which may be parked."""
         lanes = self.memory.lanes
-        if (first := lanes.get(key)) is not None and first.has(seq, arrival):
+        if ASIDE in key or ((first := lanes.get(key)) is not None and first.has(seq, arrival)):
             return key
         aside = parked_key(key, seq)
         if aside not in lanes and aside not in self.memory.tails:
@@ -249,7 +249,8 @@ class Loader:
             if not some:
                 continue
             _, key, seq = some[0]
-            if lanes := self._behind([parked_key(key, seq) if entry[6] == kinds.PARKED else key], entry):
+            is_parked = entry[6] == kinds.PARKED and ASIDE not in key
+            if lanes := self._behind([parked_key(key, seq) if is_parked else key], entry):
                 found.append((lanes[0], [number for i, _, seq in some for number in (seq, i)]))
         return found
 

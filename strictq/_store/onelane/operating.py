@@ -13,7 +13,7 @@ from typing import Final
 
 from ... import _hints as hints
 from ..._errors import InvalidArgument, UnknownMessage
-from ..._keys import decode_key, is_keyless
+from ..._keys import ASIDE, decode_key, is_keyless
 from ..._sql import HANDOUT, LANE_OPERATE
 from ..commit.tx import Tx
 from ..lane import entries as kinds
@@ -181,19 +181,21 @@ def _redrive(tx: Tx, rows: Sequence[DeadRow]) -> int:
     if not rows:
         return 0
     store = _store(tx)
-    groups: list[Group] = []
-    named: list[list[int]] = []
     for row in rows:
         known = trouble.of(tx.db, row.arrival)
         anew = known._replace(attempts=0, first_at=None, error=row.reason)
         if anew != known:
             trouble.set_(tx.db, row.arrival, anew)
+    dead.unbury(tx.db, rows)
+    by_kind: dict[str | None, tuple[list[Group], list[list[int]]]] = {}
     for key, some in groupby(rows, attrgetter("key")):
         of_lane = list(some)
+        # A message may have died before it was parked, or afterwards, so the entry says where it goes.
+        groups, named = by_kind.setdefault(kinds.PARKED if is_keyless(key) and ASIDE in key else None, ([], []))
         groups.append((store.loader.lane(key), [number for row in of_lane for number in (row.seq, row.arrival)]))
         named.append([row.arrival for row in of_lane])
-    dead.unbury(tx.db, rows)
-    store.append(kinds.REDRIVE, groups, data=encode_groups(named))
+    for holder, (groups, named) in by_kind.items():
+        store.append(kinds.REDRIVE, groups, holder=holder, data=encode_groups(named))
     tx.wake = True
     return len(rows)
 
