@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -45,6 +45,10 @@ def append(tx: Tx, rows: BulkRows) -> None:
     if not isinstance(rows, PlainRows):
         send.send(tx, rows)
         return
+    if tx.lanes is not None:
+        for items in _in_order(rows):
+            send.send(tx, items)
+        return
     keys, counts, places = rows.keys, rows.counts, rows.places
     first = tx.totals.last_id + 1
     begins = array("q", accumulate(counts, initial=0))
@@ -64,6 +68,23 @@ def append(tx: Tx, rows: BulkRows) -> None:
         if ready:
             insert_rows(tx, lanes.READY, ready)
             tx.wake = True
+
+
+def _in_order(rows: PlainRows) -> Iterator[list[Item]]:
+    """Yield the messages in the order of arrival, some at a time."""
+    number = array("q", bytes(8 * len(rows.places)))  # by place: which of the bodies
+    key_of = array("q", bytes(8 * len(rows.places)))
+    for n, place in enumerate(rows.places):
+        number[place] = n
+    at = 0
+    for key, count in enumerate(rows.counts):
+        for place in rows.places[at : at + count]:
+            key_of[place] = key
+        at += count
+    keys, bodies = rows.keys, rows.bodies
+    for begin in range(0, len(number), CHUNK_ROWS):
+        end = begin + CHUNK_ROWS
+        yield [(keys[key], bodies[n], None, None) for key, n in zip(key_of[begin:end], number[begin:end], strict=True)]
 
 
 def _append_lanes(

@@ -43,7 +43,8 @@ def bury(tx: Tx, lane: LiveLane, arrival: int, *, kind: str, reason: str | None,
     """
     assert tx.lanes is not None
     known = trouble.of(tx.db, arrival)
-    keep(tx, [arrival], history.End(kind, starts - known.attempts))
+    leased_at = None if lane.grant is None else lane.grant.at
+    keep(tx, [arrival], history.End(kind, starts - known.attempts), leased_at)
     if starts != known.attempts:
         trouble.set_(tx.db, arrival, known._replace(attempts=starts))
     seq = lane.seq_of(arrival)

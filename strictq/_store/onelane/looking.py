@@ -156,7 +156,8 @@ class LaneView(View):
         rare = lane.rare
         hold = None if rare is None else rare.hold
         self.held_at, self.hold = (None, None) if hold is None else hold
-        self.solo = 0 if rare is None else rare.solo
+        head = rare.front[0][0] if rare is not None and rare.front else lane.first
+        self.solo = 0 if rare is None or rare.solo < head else rare.solo
         self.due = lane.due or None if lane.grant is None else None
         self.last_lease = _lease_of(lane)
         self._redriven = frozenset(seq for seq, _ in rare.waiting) if rare is not None else frozenset()
