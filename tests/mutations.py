@@ -37,7 +37,7 @@ DIRECT = ("tests/store/test_direct.py",)
 LOOKS = ("tests/store/test_looks.py",)
 MIGRATING = ("tests/store/test_migrating.py",)
 WALK = ("tests/store/test_lane_walk.py",)
-SHARD_FILE = ("tests/store/test_shard_file.py",)
+SHARD_LANES = ("tests/store/test_shard_lanes.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -2038,11 +2038,11 @@ MUTATIONS = [
     ),
     _store(
         "one lane: a memory that lacks cut rows begins anew",
-        "onelane/shard_file.py",
+        "onelane/shard_lanes.py",
         "        if len(entries) != seen - memory.seen or",
         "        if False and",
         *WALK,
-        *SHARD_FILE,
+        *SHARD_LANES,
     ),
     _store(
         "one lane: an entry stays until the rows of its messages may be deleted",
@@ -2053,11 +2053,11 @@ MUTATIONS = [
     ),
     _store(
         "one lane: a memory that is behind does not refuse",
-        "onelane/shard_file.py",
-        "            except (LeaseLost, NeedsTransactionError):",
-        "            except NeedsTransactionError:",
+        "onelane/settling.py",
+        "                return None  # memory may be behind, so only a transaction refuses\n",
+        "                raise lost(batch)\n",
         *WALK,
-        *SHARD_FILE,
+        *SHARD_LANES,
     ),
     _store(
         "one lane: nothing lists a lane that a plan has taken",
@@ -2076,9 +2076,45 @@ MUTATIONS = [
     Mutation(
         "one lane: a single statement writes nothing if another process wrote",
         "strictq/_sql/lane_log.sql",
-        "WHERE (SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4;",
-        "WHERE ?4 IS NOT NULL;",
-        (*WALK, *SHARD_FILE),
+        "iif((SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4, ?2, NULL)",
+        "iif(?4 IS NOT NULL, ?2, NULL)",
+        (*WALK, *SHARD_LANES),
+    ),
+    _store(
+        "one lane: the rollback of an operation takes back what it did before it was refused",
+        "onelane/shard_lanes.py",
+        "        if error is not self._refusal or position != self.commits:",
+        "        if error is not self._refusal:",
+        *SHARD_LANES,
+    ),
+    _store(
+        "one lane: an entry finds a message in the lane that it was parked from later",
+        "onelane/loading.py",
+        "        if first.lsn < entry and self.cover(first, [arrival]) and first.has(seq, arrival):",
+        "        if False:",
+        *SHARD_LANES,
+    ),
+    _store(
+        "one lane: a row says where its lane is listed",
+        "onelane/folding.py",
+        "        self._loader.place_all()",
+        "        pass",
+        *WALK,
+    ),
+    _store(
+        "one lane: a parked message keeps its TTL",
+        "lane/memory.py",
+        "            lane.expires = expires\n            self.loaded += 1",
+        "            self.loaded += 1",
+        *WALK,
+        *SHARD_LANES,
+    ),
+    _store(
+        "one lane: the last rows of a bucket are deleted",
+        "tables/gone.py",
+        "            deleted |= bits & ~newest\n",
+        "",
+        *SHARD_LANES,
     ),
 ]
 
