@@ -35,6 +35,7 @@ from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.lanes.messages import Item, Options
 from strictq._store.onelane import claiming, forgetting, operating, sending, settling
+from strictq._store.onelane.looking import depth_of
 from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support import naive_lanes as naive
 from tests.support.lane_file import LaneFile, new_file, request
@@ -240,6 +241,8 @@ class Walk:
         def look(lanes: ShardLanes) -> None:
             for key in {*self.keys, *model.lanes}:
                 wanted = model.lanes.get(key) or naive.NaiveLane(key)
+                depth = depth_of(lanes.loader.lane(key))
+                assert depth == len(wanted.messages) + len(wanted.waiting), (what, key, depth)
                 lane = shard.whole_lane(key)
                 state = naive.shown(lane.state())
                 assert state == wanted.state(), (what, key, state, wanted.state())

@@ -459,6 +459,8 @@ class LiveLane:
             # The chunks of a deep lane are never written again, so they still have these. Those of another lane have zeros there,
             # and a reader that loads only its head counts them by this.
             holes += [self.first + at for at, i in enumerate(self.ids) if not i]
+        if self.new and 0 in self.new:
+            holes += self.holes_of_new()
         rare = self.rare
         if rare is None and not holes:
             return None
@@ -480,6 +482,11 @@ class LiveLane:
             }
             found |= {name: value for name, value in state.items() if value}
         return json.dumps(found, separators=(",", ":"))
+
+    def holes_of_new(self) -> list[int]:
+        """Return the seqs of parked messages among those that arrived since its row was written."""
+        new = self.new or []
+        return [seq for seq, i in enumerate(new, self.tail - len(new) + 1) if not i]
 
     def adopt_opts(self, text: str | None) -> None:
         """Take the rare state of its row.

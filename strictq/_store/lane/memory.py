@@ -661,6 +661,8 @@ class ShardMemory:
                 self.tails[lane.key] = lane.tail
             return
         if lane.new:
+            if 0 in lane.new:
+                lane.holes = (lane.holes or set()).union(lane.holes_of_new())
             lane.deep += len(lane.new)
             lane.new = None
         ids = lane.ids or []
