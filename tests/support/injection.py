@@ -113,7 +113,8 @@ def _watch_opens() -> None:
 @contextmanager
 def commit_fails(q: Queue, *, happened: bool, number: int = 0) -> Iterator[None]:
     """Let the next commit of a shard in this block fail, once, before or after it took effect."""
-    with failing(q, "COMMIT", apsw.IOError("no answer"), after=happened, number=number):
+    with pytest.MonkeyPatch.context() as patch, failing(q, "COMMIT", apsw.IOError("no answer"), after=happened, number=number):
+        _no_shortcuts(patch)
         yield
 
 

@@ -178,3 +178,36 @@ def test_an_operators_reject_ends_a_lease_that_ran_out_as_a_receive_would(make: 
     q.hold("k")
     q.release("k")  # attempts start again
     assert [(d.seq, d.attempt) for d in q.receive(10)] == [(1, 1), (2, 1), (4, 1)]
+
+
+def test_redriven_messages_are_leased_with_what_follows(q: Queue) -> None:
+    fill(q, "k", 5)
+    one, two, three, *_ = q.receive(3)
+    one.reject("no")
+    two.reject("no")
+    three.ack()
+    assert q.redrive() == 2
+    batch = q.receive(3)
+    assert seqs(batch) == [1, 2, 4]
+    assert q.check() == []
+    batch[2].nack(delay=0.0)
+    batch[0].ack()
+    assert q.receive() == []
+    batch[1].nack(delay=0.0)
+    assert drain(q) == [("k", 2), ("k", 4), ("k", 5)]
+    assert q.check() == []
+
+
+def test_a_lease_over_redriven_messages_may_end_with_its_deadline(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 3)
+    q.receive(1)[0].reject("no")
+    q.redrive()
+    first, second = q.receive(2, lease_seconds=5.0)
+    first.ack()
+    second.start()
+    clock.advance(6.0)
+    (again,) = q.receive()
+    assert (again.seq, again.attempt) == (2, 2)
+    again.ack()
+    assert drain(q) == [("k", 3)]
+    assert q.check() == []

@@ -186,3 +186,62 @@ def test_many_nacks_in_a_row_lose_nothing(make: Opener, clock: FakeClock) -> Non
         got |= {d.body for d in batch}
         ack_all(batch)
     assert got == bodies
+
+
+@pytest.mark.parametrize("aside", ["delayed", "nacked", "deferred"])
+def test_a_parked_message_keeps_its_ttl(make: Opener, clock: FakeClock, aside: str) -> None:
+    q = make(keyless="random", keyless_lanes=1)
+    q.send(b"", ttl=10.0, delay=1.0 if aside == "delayed" else 0.0)
+    if aside != "delayed":
+        (d,) = q.receive()
+        if aside == "nacked":
+            d.nack(delay=1.0)
+        else:
+            d.defer(1.0)
+    clock.advance(11.0)
+    assert q.receive() == []
+    assert q.stats().expired == 1
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("parked", [True, False])
+def test_a_dead_one_is_redriven_into_the_lane_that_it_had(disk: Opener, clock: FakeClock, parked: bool) -> None:
+    q, other = disk(keyless="random", keyless_lanes=1), disk.open(durability=None)
+    for body in (b"bad", b"2"):
+        q.send(body)
+    first, _ = q.receive()
+    assert other.stats().in_flight == 2
+    if parked:
+        first.nack(delay=0.0)
+    else:
+        first.lease.release()
+    for d in q.receive():
+        if d.body == b"bad":
+            d.reject("no")
+        else:
+            d.ack()
+    (dead,) = other.dead_letters()
+    assert (dead.key, dead.body) == (None, b"bad")
+    assert other.redrive() == 1
+    assert q.dead_letters() == []
+    clock.advance(1_000.0)
+    (again,) = other.receive()
+    assert (again.body, again.attempt) == (b"bad", 1)
+    again.ack()
+    assert q.check() == []
+
+
+def test_many_held_ones_are_released_at_once(make: Opener) -> None:
+    q = make(keyless="random", keyless_lanes=2, max_attempts=1, on_poison="hold")
+    q.send_many([Message(b"%d" % n) for n in range(450)])
+    q.send(b"", "k")
+    for d in q.receive(1000, per_key=1):
+        d.nack()
+    while got := q.receive(1000, per_key=1):
+        for d in got:
+            d.nack()
+    assert q.receive() == []
+    assert q.release(None) is True
+    assert len(q.receive(1000)) == 450, "the key stays held"
+    assert q.release(None) is False
+    assert q.check() == []

@@ -155,3 +155,27 @@ def test_a_lease_waits_for_no_redrive_that_was_purged(q: Queue) -> None:
     q.send(b"later", "k")
     assert labels(second.lease.more(5)) == [("k", 3)]
     assert q.check() == []
+
+
+def test_what_lies_behind_a_lease_is_purged_in_steps(q: Queue) -> None:
+    fill(q, "k", 3)
+    q.send_many([Message(b"", key="k")] * 3_500)
+    one, two = q.receive(2)
+    assert q.purge("k") == 3_501
+    q.send(b"last", "k")
+    one.ack()
+    two.nack(delay=0.0)
+    assert drain(q) == [("k", 2), ("k", 3_504)]
+    assert q.check() == []
+
+
+def test_many_lanes_are_purged_in_steps(make: Opener) -> None:
+    q = make(shards=2)
+    q.send_many([Message(b"", key=n, dedup_id="x") for n in range(2_500)])
+    q.hold(7)
+    held = q.receive(1, keys=[9])
+    assert q.purge() == 2_499
+    q.ack_many(held)
+    assert not q.send(b"", 5, dedup_id="x").duplicate
+    assert q.stats().depth == 1
+    assert q.check() == []

@@ -23,7 +23,7 @@ from ..lane.memory import Group
 from ..lanes import history
 from ..tables import dead, dedup, trouble
 from ..tables.dead import DeadRow
-from . import ending, expiring
+from . import ending, expiring, forgetting
 from .settling import FAILURE_MARK
 from .shard_lanes import ShardLanes
 
@@ -302,6 +302,8 @@ def _purge_dead(tx: Tx, rows: Sequence[DeadRow]) -> int:
         dead.unbury(tx.db, rows)
         data = encode_groups([[row.arrival] for row in rows])
         _store(tx).append(kinds.PURGE, (), holder=kinds.DEAD, data=data)
+        if parked := [row.key for row in rows if forgetting.is_parked(row.key)]:
+            forgetting.forget(tx, parked, NEVER)
     return len(rows)
 
 
