@@ -18,7 +18,6 @@ import pytest
 
 from strictq import Queue, StoreCorrupt, StoreError
 from strictq._keys import Key, encode_key
-from strictq._sql import HOT
 from strictq._store import receive, upkeep
 from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
@@ -26,7 +25,7 @@ from strictq._store.commit.writer import Writer
 from strictq._store.disk import epoch
 from strictq._store.shard import Shard
 from strictq._store.shipping.rebuild import PageFiles
-from tests.support.internals import failing, shard_of, store_of, tamper
+from tests.support.internals import ALONE, failing, shard_of, store_of, tamper
 from tests.support.internals import fold as fold
 
 
@@ -74,7 +73,7 @@ class AfterCommit:
     def _statement(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
         if self._step():
             raise apsw.exception_for(apsw.SQLITE_IOERR_READ)
-        if sql.startswith("COMMIT") or sql in (HOT.append_arrival, HOT.append_event):
+        if sql.startswith("COMMIT") or sql in ALONE:
             self._committed |= threading.get_ident() == self._thread
         return True
 

@@ -11,11 +11,14 @@ from typing import Any
 import apsw
 
 from strictq import Queue
-from strictq._sql import HOT
+from strictq._sql import HOT, LANE_LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import checksums
 from strictq._store.shard import Shard
 from strictq._store.store import Store
+
+ALONE = frozenset({HOT.append_arrival, HOT.append_event, LANE_LOG.append_alone, LANE_LOG.insert_alone})
+"""Statements that are transactions of their own."""
 
 PAGE_BYTES = 4096
 
@@ -125,7 +128,7 @@ def failing(q: Queue, statement: str, error: BaseException, *, after: bool = Fal
     failed: list[str] = []
 
     def fails(sql: str) -> BaseException | None:
-        commits = statement == "COMMIT" and sql in (HOT.append_arrival, HOT.append_event)
+        commits = statement == "COMMIT" and sql in ALONE
         if (commits or sql.startswith(statement)) and not failed:
             failed.append("COMMIT" if commits else sql)
             return error

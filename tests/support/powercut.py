@@ -19,12 +19,12 @@ import apsw
 import attrs
 import pytest
 
-from strictq._sql import HOT
 from strictq._store import upkeep
 from strictq._store.commit import connection
 from strictq._store.disk import checksums, reserve
 from strictq.testing import FakeClock
 from tests.support import history, recorded
+from tests.support.internals import ALONE
 from tests.support.powercut_disk import ROOT, Disk, Op
 
 RESERVE_BYTES: Final = 65536
@@ -280,7 +280,7 @@ class _Vfs(apsw.VFS):
                 self._journal.sync_directory(os.path.dirname(path))
 
 
-DIRECT: Final = frozenset({HOT.append_arrival, HOT.append_event})
+DIRECT: Final = ALONE
 
 
 class Watched(apsw.Connection):
