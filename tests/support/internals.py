@@ -117,6 +117,13 @@ class Faulty:
         return cursor
 
 
+def _change_connection(q: Queue, number: int) -> None:
+    """Let the next call take the writing connection anew, which it does in a transaction."""
+    lanes = shard_of(q, number).lanes
+    if lanes is not None:
+        lanes.totals = None
+
+
 @contextmanager
 def failing(q: Queue, statement: str, error: BaseException, *, after: bool = False, number: int = 0) -> Iterator[list[str]]:
     """Let the next run of `statement` on the shard's writing connection fail, once. Yield the statements that failed.
@@ -137,8 +144,10 @@ def failing(q: Queue, statement: str, error: BaseException, *, after: bool = Fal
     real = writer._db
     assert real is not None
     writer._db = Faulty(real, fails, after=after)  # type: ignore[assignment]
+    _change_connection(q, number)
     try:
         yield failed
     finally:
         if isinstance(writer._db, Faulty):
             writer._db = real
+        _change_connection(q, number)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
+import attrs
 
 from ... import _hints as hints
 from ..._clock import QueueTime
@@ -389,6 +390,7 @@ def lane_stats(
     found = counting.figures(lanes, now, most)
     if found is None:
         return None
+    t = attrs.evolve(t, pending=t.pending - found.redriving, dead=t.dead + found.redriving, redriven=t.redriven - found.redriving)
     rare = {name: getattr(t, name) for name in RARE}
     figures = (found.in_flight, found.delayed, found.held, found.oldest, found.unattempted)
     return _stats(lanes.db, t, rare, figures, part, now, path, unwritten_empties)
