@@ -34,7 +34,7 @@ from strictq._store.lane.memory import StoreLimits
 from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.lanes.messages import Item, Options
-from strictq._store.onelane import claiming, forgetting, operating, sending, settling
+from strictq._store.onelane import claiming, expiring, forgetting, operating, recording, sending, settling
 from strictq._store.onelane.looking import depth_of
 from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support import naive_lanes as naive
@@ -95,6 +95,7 @@ class Walk:
         self.model = naive.NaiveShard()
         self.bodies: dict[int, bytes] = {}
         self.leases: list[Held] = []
+        self.batches: list[int] = []
         self.firsts: list[tuple[int, list[bytes]]] = []
         self.dedups: dict[tuple[bytes, str], tuple[int, bytes, int]] = {}
         self.copied: Any = None
@@ -451,6 +452,11 @@ class Walk:
         lease = lane.lease if lane else None
         return lease if lease is not None and lease.token == token else None
 
+    def is_over(self, lease: naive.NaiveLease) -> bool:
+        """Return whether an operation finds that a lease is over. The first write after a boot ends those with a deadline."""
+        boots = self.stamped_epoch != self.epoch and not self.keeps_leases and lease.deadline < 1 << 62
+        return lease.deadline <= self.now or boots
+
     def is_held(self, batch: Settlement, ids: Sequence[int]) -> bool:
         lease = self.lease(batch.key, batch.token)
         return lease is not None and {m.id for m in lease.held}.issuperset(ids)
@@ -689,6 +695,73 @@ class Walk:
         self.asked = lambda new: bool(new == ([(naive.MORE, ids)] if ids else []))
         known |= {row[SEQ]: row[ID] for row in rows}
 
+    def step_worker_dies(self, shard: LaneFile) -> None:
+        """End the leases of a worker that died. They are over at once."""
+        if not self.leases:
+            return
+        tokens = [held.token for held in self.random.sample(self.leases, min(len(self.leases), 2))]
+        self.extended = [self.now]
+
+        def asked(new: list[Any]) -> bool:
+            leases = [lane.lease for lane in self.model.lanes.values() if lane.lease and lane.lease.token in tokens]
+            over = all(lease.deadline <= self.now for lease in leases)
+            return over and all(kind in (naive.START, naive.EXTEND) for kind, _ in new)
+
+        self.asked = asked
+        shard.transact(lambda tx: expiring.end_claims(tx, tokens, self.random.random() < 0.5))
+
+    # ---- recorded batches
+
+    def step_batch(self, shard: LaneFile) -> None:
+        """Lease messages for a recorded batch. If it can't be packed, nothing is leased."""
+        fails = self.random.random() < 0.3
+
+        def pack(claimed: Claimed) -> int:
+            if fails:
+                raise QueueFull("it can't be packed")
+            return claimed.messages
+
+        asked = request(self.random.choice((2, 20)), endless=True, lease=1, packed=True)
+        self.asked = of_claim
+        try:
+            claimed, packed = shard.transact(lambda tx: recording.claim(tx, asked, pack))
+        except QueueFull:
+            assert fails
+            self.asked = nothing
+            self.compare(shard, "refused")
+            return
+        new = self.written(shard)
+        ids = [i for kind, some in new if kind == naive.CLAIM for i in some]
+        assert (packed or 0) == len(ids)
+        assert list(claimed.ids) == ids
+        if ids:
+            self.batches.append(claimed.token)
+
+    def batch_lanes(self, token: int) -> list[naive.NaiveLane]:
+        return [lane for lane in self.model.lanes.values() if lane.lease and lane.lease.token == token]
+
+    def step_batch_ack(self, shard: LaneFile) -> None:
+        if not self.batches:
+            return
+        token = self.random.choice(self.batches)
+        ids = {m.id for lane in self.batch_lanes(token) if lane.lease for m in lane.lease.held}
+        self.asked = lambda new: {i for _, some in new for i in some} == ids and len(new) == bool(ids)
+        assert shard.transact(lambda tx: recording.ack(tx, token)) == len(ids)
+
+    def step_batch_release(self, shard: LaneFile) -> None:
+        if not self.batches:
+            return
+        token, most = self.random.choice(self.batches), self.random.choice((None, 1))
+        keys = {lane.key for lane in self.batch_lanes(token)}
+        n = len(keys) if most is None else min(most, len(keys))
+
+        def asked(new: list[Any]) -> bool:
+            ended = [key for kind, data in new if kind == naive.RELEASE for key in decode_keys(data)]
+            return len(new) == bool(keys) and len(ended) == n and keys.issuperset(ended)
+
+        self.asked = asked
+        assert shard.transact(lambda tx: recording.give_back(tx, token, most))[1] == n
+
     # ---- groups
 
     def step_group(self, shard: LaneFile) -> None:
@@ -818,7 +891,7 @@ class Walk:
         if not unresolved:
             return
         message, reason = self.random.choice(unresolved), self.random.choice((None, "bad"))
-        lease = lane.lease if lane.lease and message in lane.lease.held and lane.lease.deadline > self.now else None
+        lease = lane.lease if lane.lease and message in lane.lease.held and not self.is_over(lane.lease) else None
         ends = lease is not None and lease.deadline < 1 << 62
         rows = [(naive.RELEASE, encode_keys([lane.key]))] if ends else []
         rows.append((naive.REJECT if reason else naive.ACK, [message.id]))
@@ -853,7 +926,7 @@ class Walk:
         assert shard.transact(lambda tx: operating.purge_dead(tx, key)) == (len(ids), False)
 
     def unleased(self, lane: naive.NaiveLane) -> set[int]:
-        held = lane.lease.held if lane.lease and lane.lease.deadline > self.now else []
+        held = lane.lease.held if lane.lease and not self.is_over(lane.lease) else []
         return {m.id for m in [*lane.messages, *lane.waiting] if m not in held}
 
     def step_purge(self, shard: LaneFile) -> None:
@@ -999,7 +1072,8 @@ STEPS = {
     "send": 35, "claim": 30, "ack": 18, "ack_lane": 5, "release": 3, "nack": 6, "defer": 3, "start": 2, "advance": 3, "extend": 2,
     "more": 3, "group": 5, "look": 3, "reopen": 3, "wait": 6, "reboot": 1, "configure": 1, "copy": 1, "lose_suffix": 1, "hold": 1,
     "release_hold": 2, "release_keyless": 1, "settle_one": 3, "reject": 3, "redrive": 3, "redrive_all": 1, "purge": 1,
-    "purge_all": 1, "purge_dead": 1, "end_delays": 2, "claim_first": 2, "finish": 1, "forget": 2,
+    "purge_all": 1, "purge_dead": 1, "end_delays": 2, "worker_dies": 1, "batch": 2,
+    "batch_ack": 1, "batch_release": 1, "claim_first": 2, "finish": 1, "forget": 2,
     "dedup": 3, "note": 1, "state": 1, "void": 1,
 }  # fmt: skip
 """The kinds of steps, and how often each is taken."""

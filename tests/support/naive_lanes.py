@@ -277,6 +277,9 @@ class NaiveShard:
             self.give_back(lane, lease, messages[0])
         elif kind == EXTEND and lease:
             lease.deadline = deadline
+        elif kind == START and lease and holder == "s":
+            lane.solo = max(lane.solo, messages[0].seq)
+            lease.started = lease.low - 1
         elif kind == START and lease:
             lease.started = messages[0].seq - 1 if holder else max(lease.started, messages[0].seq)
         else:
