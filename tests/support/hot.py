@@ -15,7 +15,9 @@ from strictq._store.commit.tx import Totals, Tx
 from strictq._store.hot import cooling
 from strictq._store.hot.journal import COOL
 from strictq._store.hot.memory import Memory
+from strictq._store.lane.memory import StoreLimits
 from strictq._store.lanes.leases import ID
+from strictq._store.onelane import checking, shard_lanes
 from tests.support.internals import shard_of, store_of
 
 
@@ -38,6 +40,10 @@ def narrow_by(patch: pytest.MonkeyPatch, window: int = 24, step: int = 4, slices
     patch.setattr(cooling, "STEP", step)
     patch.setattr(cooling, "SLICES", slices)
     patch.setattr(cooling, "EVENTS_MAX", events)
+    small = functools.partial(
+        StoreLimits, window=max(window // 4, 1), slice=step, head=3, chunk=4, loaded_max=2 * window, tails_max=4 * window
+    )
+    patch.setattr(shard_lanes, "StoreLimits", small)  # of shards of format 3 that are opened from now on
 
 
 @contextmanager
@@ -91,6 +97,9 @@ def _is_compared(tx: Tx) -> bool:
     """Compare memory and totals, as they are at the beginning of a transaction. Return False if they are no longer."""
     if tx.db.total_changes() != tx.changes_before:
         return False  # other calls of the same transaction have changed something
+    if tx.lanes is not None:
+        assert list(checking.differences(tx.lanes)) == []
+        return True
     memory = tx.hot
     assert memory is not None
     fresh, totals = Memory(0), Totals.read(tx.db)
@@ -124,8 +133,11 @@ class Folds:
 
 
 def cut_to(q: strictq.Queue, number: int = 0) -> int:
-    """Return the last row of a shard's inbox that a fold has cut; 0: none was."""
-    last = shard_of(q, number).look(lambda db: db.execute(_CUT).get, hot=None)
+    """Return the last row of a shard's inbox, or in format 3 of its journal, that a fold has cut; 0: none was."""
+    shard = shard_of(q, number)
+    if shard.lanes is not None:
+        return shard.view(lambda lanes: lanes.memory.mark.cut)
+    last = shard.look(lambda db: db.execute(_CUT).get, hot=None)
     return int(last or 0)
 
 

@@ -15,6 +15,7 @@ import attrs
 import strictq
 from strictq import Queue
 from strictq._keys import decode_key
+from strictq._store.lane import entries as kinds
 from strictq.testing import FakeClock
 from tests.support.checker import Policy, check
 from tests.support.history import Event, Handed, Recorder, Return
@@ -60,10 +61,58 @@ def require_sound(queue: Queue) -> None:
     require(not problems, f"check: {problems[:3]}")
 
 
+ENDS: Final = frozenset((kinds.ACK, kinds.ACK_FIRST, kinds.REJECT, kinds.DROP, kinds.PURGE, kinds.EXPIRE))
+"""Kinds of entries that resolve messages."""
+
+
 class Facts:
     """The contents of a shard's snapshot, by key."""
 
     def __init__(self, snap: Snapshot) -> None:
+        self.outbox = {(row["destination"], row["id"]): (repr(decode_key(row["key"])), row["body"]) for row in snap.all("outbox")}
+        self.inlet = {row["origin"]: row["high_water"] for row in snap.all("inlet")}
+        meta = {row["name"]: row["value"] for row in snap.all("meta")}
+        self.incarnation = meta["incarnation"]
+        self.has_effects = "app_effects" in snap.tables
+        self.tokens: dict[str, int] = defaultdict(int)
+        self.pending: dict[tuple[str, int], bytes] = {}
+        self.dead: set[tuple[str, int]] = set()
+        if "mark" in snap.tables:
+            self.last_outbox: int = meta.get("last_outbox", 0)
+            self.epoch: int = snap.one("mark")["epoch"]
+            self._add_lanes(snap)
+            return
+        self._add_tables(snap)
+
+    def _add_lanes(self, snap: Snapshot) -> None:
+        """Add the contents of a shard of format 3. A message waits unless it is dead, `gone` notes it, or an entry ends it."""
+        dead = {row["id"]: (repr(decode_key(row["key"])), row["seq"]) for row in snap.all("dead")}
+        self.dead = set(dead.values())
+        over = set(dead)
+        for row in snap.all("gone"):
+            bits = int.from_bytes(row["bits"], "little")
+            over |= {row["bucket"] * 128 + at for at in range(128) if bits >> at & 1}
+        held = {row["key"] for row in snap.all("lane") if row["held_at"] is not None}
+        keys = {row["id"]: repr(decode_key(row["key"])) for row in snap.all("message") if row["id"]}
+        for row in snap.all("lane"):
+            if row["token"] is not None:
+                self.tokens[repr(decode_key(row["key"]))] = row["token"]
+        for row in sorted(snap.all("journal"), key=lambda row: row["id"]):
+            kind, data = row["kind"], row["data"]
+            if kind in (kinds.HOLD, kinds.RELEASE_HOLD):
+                held = held | set(kinds.decode_keys(data)) if kind == kinds.HOLD else held - set(kinds.decode_keys(data))
+            elif kind == kinds.CLAIM or kind in ENDS or kind == kinds.REDRIVE:
+                numbers = set(map(abs, kinds.unpack(data)))
+                if kind == kinds.CLAIM:
+                    for key in {keys[i] for i in numbers if i in keys}:
+                        self.tokens[key] = max(self.tokens[key], row["token"])
+                over = over | numbers if kind in ENDS else over - numbers if kind == kinds.REDRIVE else over
+        self.held = [decode_key(key) for key in held]
+        self.pending = {
+            (keys[row["id"]], row["seq"]): row["body"] for row in snap.all("message") if row["id"] and row["id"] not in over
+        }
+
+    def _add_tables(self, snap: Snapshot) -> None:
         bodies = {row["id"]: row["data"] for row in snap.all("body")}
         self.keys: dict[int, Any] = {row["id"]: decode_key(row["key"]) for row in snap.all("lane")}
         self.held = [self.keys[row["id"]] for row in snap.all("lane") if row["hold"] is not None]
@@ -71,21 +120,15 @@ class Facts:
             (repr(self.keys[row["lane"]]), row["seq"]): row["body"] if row["body"] is not None else bodies[row["id"]]
             for row in snap.all("message")
         }
-        self.dead: set[tuple[str, int]] = set()
         for row in snap.all("dead"):
             place = (repr(self.keys[row["lane"]]), row["seq"])
             if row["redrive"]:  # it is redriven when the lease ends, and a reboot ends it
                 self.pending[place] = row["body"] if row["body"] is not None else bodies[row["id"]]
             else:
                 self.dead.add(place)
-        self.outbox = {(row["destination"], row["id"]): (repr(decode_key(row["key"])), row["body"]) for row in snap.all("outbox")}
-        self.inlet = {row["origin"]: row["high_water"] for row in snap.all("inlet")}
-        self.incarnation = next(row["value"] for row in snap.all("meta") if row["name"] == "incarnation")
         counter = snap.one("counter")
-        self.last_outbox: int = counter["last_outbox"]
-        self.epoch: int = counter["epoch"]
-        self.has_effects = "app_effects" in snap.tables
-        self.tokens: dict[str, int] = defaultdict(int)
+        self.last_outbox = counter["last_outbox"]
+        self.epoch = counter["epoch"]
         for row in snap.all("lease"):
             self.tokens[repr(self.keys[row["lane"]])] = row["token"]
         if "inbox" in snap.tables:
