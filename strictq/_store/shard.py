@@ -95,7 +95,7 @@ class Shard:
         )  # fmt: skip
         self.direct: Direct | LaneAlone | None = None
         if self.lanes is not None:
-            self.direct = LaneAlone(host, self.lanes, self._writer)
+            self.direct = LaneAlone(host, self.lanes, self._writer, syncs=grouped)
         elif self.hot is not None:
             self.direct = Direct(host, part.shard, self.hot, self._writer)
         """Executes single-statement operations. None: this shard has none."""

@@ -213,6 +213,7 @@ class ShardMemory:
         if rare is not None:
             if rare.hold is not None:
                 lane.unlist()
+                lane.due = 0
                 return
             if rare.front:
                 head = rare.front[0][1]
@@ -520,6 +521,7 @@ class ShardMemory:
             self.touch(lane)
             lane.with_rare_state().hold = (entry[2], entry[6] or "")
             lane.unlist()  # the lane of a lease that is over may be listed
+            lane.due = 0
 
     def _let_go(self, entry: Entry, groups: Sequence[Group]) -> None:
         """End the hold of lanes. Their attempts begin anew. A poison message is due now, because its cause is removed."""

@@ -25,7 +25,12 @@ from .shard_lanes import ShardLanes
 class LaneAlone:
     """Sends, receives and acks of one shard."""
 
-    def __init__(self, host: DirectHost, lanes: ShardLanes, writer: Writer) -> None:
+    def __init__(self, host: DirectHost, lanes: ShardLanes, writer: Writer, *, syncs: bool) -> None:
+        """
+        Args:
+            syncs: commits of the queue are synced.
+        """
+        self._syncs = syncs
         self._host = host
         self._lanes = lanes
         self._writer = writer
@@ -68,7 +73,8 @@ class LaneAlone:
 
     def _claim(self, db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, attempt: Attempt) -> Claimed | None:
         request = attempt.request
-        planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND))
+        old = lanes.suspects if self._syncs else 0  # a power cut must not forget that they were leased: see Shard.lease
+        planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND), old)
         if planned is None:
             return None
         claimed, groups = planned

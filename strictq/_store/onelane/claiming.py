@@ -428,8 +428,12 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
         store.append(kinds.ACK_FIRST, groups, token=out.token)
 
 
-def claim_alone(store: ShardLanes, request: Request, now: int, length: int) -> tuple[Claimed, list[Group]] | None:
-    """Plan a claim that a single statement writes. None: that is not possible now, and nothing changed."""
+def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old: int = 0) -> tuple[Claimed, list[Group]] | None:
+    """Plan a claim that a single statement writes. None: that is not possible now, and nothing changed.
+
+    Args:
+        old: messages up to this one are leased by a transaction.
+    """
     memory, claiming = store.memory, store.claiming
     if request.room > ALONE_MAX or request.ack_first or request.endless or request.keys is not None or request.packed:
         return None
@@ -440,7 +444,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int) -> t
     except NeedsTransactionError:
         groups = []
     store.loader.alone = False
-    if not groups:
+    if not groups or any(ids[0] <= old for _, ids in groups):
         claiming.refuse()
         memory.unsure = False
         return None

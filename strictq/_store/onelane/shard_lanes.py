@@ -124,12 +124,14 @@ class ShardLanes:
         self._known: apsw.Connection | None = None
         self._begun = (0, 0, 0, 0)
         self._refusal: BaseException | None = None
+        self._suspects: int | None = None
 
     def _use(self, db: apsw.Connection) -> None:
         """Work on this connection from now on."""
         memory = self.memory
         self._known = None
         memory.unsure = True
+        self._suspects = None
         self.db = db
         self.run, self.many = db.execute, db.executemany
         self.log = LogRows(db, self.shard)
@@ -244,6 +246,7 @@ class ShardLanes:
             stored, totals = mark.read(self.db, self.shard)
             if stored.counted > memory.mark.counted:
                 memory.mark, memory.totals = stored, totals
+                self._suspects = None
         messages = self.log.messages_after(memory.top) if top > memory.top else []
         self._replay(entries, messages)
         memory.seen, memory.top = seen, max(memory.top, top)
@@ -359,6 +362,13 @@ class ShardLanes:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
 
+    @property
+    def suspects(self) -> int:
+        """The newest message that the shard had when the machine booted: each may have crashed it. It is read once an epoch."""
+        if self._suspects is None:
+            self._suspects = self.run(SHARD.read_meta, ("suspects",)).get or 0
+        return self._suspects
+
     def _sent_before(self, now: int) -> bool:
         """Return whether the newest message was sent before this time."""
         row = self.memory.rows.get(self.memory.top)
@@ -379,6 +389,7 @@ class ShardLanes:
         if not keeps_leases:
             end_timed_leases(tx)
         memory.mark.epoch, memory.mark.time_offset = epoch, time_offset
+        self._suspects = None
         self.mark_changed = True
 
     # ---- messages
