@@ -73,7 +73,7 @@ class Walk:
         self.now = 1_000 * SECOND
         self.limits = [
             StoreLimits(
-                window=r.choice((1, 3, 12)), slice=r.choice((1, 3, 10)), head=r.choice((1, 2, 8)), chunk=r.choice((2, 4, 9)),
+                window=r.choice((1, 3, 12, 60)), slice=r.choice((1, 3, 10)), head=r.choice((1, 2, 8)), chunk=r.choice((2, 4, 9)),
                 loaded_max=r.choice((4, 20, 500)), tails_max=r.choice((3, 500)),
             )
             for _ in range(2)
@@ -91,6 +91,7 @@ class Walk:
         self.keeps_leases = r.random() < 0.3
         self.reader = connection.connect(str(self.path), durability="process")
         self.openers = [self.open(i) for i in range(2)]
+        self.sleeper = self.open(r.randrange(2))
         self.keys = [b"sk%02d" % i for i in range(r.choice((2, 5, 16)))] + [b"n%d" % i for i in range(r.choice((0, 1, 3)))]
         self.model = naive.NaiveShard()
         self.bodies: dict[int, bytes] = {}
@@ -123,7 +124,7 @@ class Walk:
             print("\n".join(self.log[-12:]), self.limits, self.config, file=sys.stderr)
             raise
         finally:
-            for shard in self.openers:
+            for shard in (*self.openers, self.sleeper):
                 shard.close()
             self.reader.close()
 
@@ -162,6 +163,8 @@ class Walk:
             # Only in half of the steps: comparing catches up, and errors are in long lags.
             for opener in self.openers:
                 self.compare(opener, "live")
+        if r.random() < 0.04:
+            self.compare(self.sleeper, "asleep")
 
     # ---- what the file says
 
@@ -854,7 +857,7 @@ class Walk:
         """Boot with the files as of an earlier commit. Leases of the lost part are still held by processes elsewhere."""
         if self.copied is None:
             return
-        for opener in self.openers:
+        for opener in (*self.openers, self.sleeper):
             opener.close()
         self.reader.close()
         for suffix in ("", "-wal"):
@@ -865,6 +868,7 @@ class Walk:
         self.version += 1
         self.reader = connection.connect(str(self.path), durability="process")
         self.openers = [self.open(i) for i in range(2)]
+        self.sleeper = self.open(self.random.randrange(2))
 
     # ---- operators' steps
 
@@ -972,6 +976,10 @@ class Walk:
         """Write something that is in no log. A note lets others know."""
         shard.transact(lambda tx: tx.run("INSERT OR REPLACE INTO key_state VALUES (x'00', randomblob(4))"))
 
+    def step_free(self, shard: LaneFile) -> None:
+        """Delete resolved messages, as on a full disk."""
+        shard.transact(lambda tx: shard.lanes.folder.free(tx.now))
+
     def step_void(self, shard: LaneFile) -> None:
         shard.transact(lambda tx: tx.lanes.append(naive.VOID, (), data=b"") and None)
 
@@ -1001,7 +1009,7 @@ class Walk:
             if lane.messages and not lane.hold and not (lane.lease and lane.lease.deadline > self.now)
         ]  # fmt: skip
         assert not left, left
-        for opener in self.openers:
+        for opener in (*self.openers, self.sleeper):
             self.compare(opener, "live")
             problems = opener.check()
             assert not problems, problems
@@ -1074,7 +1082,7 @@ STEPS = {
     "release_hold": 2, "release_keyless": 1, "settle_one": 3, "reject": 3, "redrive": 3, "redrive_all": 1, "purge": 1,
     "purge_all": 1, "purge_dead": 1, "end_delays": 2, "worker_dies": 1, "batch": 2,
     "batch_ack": 1, "batch_release": 1, "claim_first": 2, "finish": 1, "forget": 2,
-    "dedup": 3, "note": 1, "state": 1, "void": 1,
+    "dedup": 3, "note": 1, "state": 1, "void": 1, "free": 1,
 }  # fmt: skip
 """The kinds of steps, and how often each is taken."""
 
