@@ -2104,8 +2104,8 @@ MUTATIONS = [
     _store(
         "one lane: a parked message keeps its TTL",
         "lane/memory.py",
-        "            lane.expires = expires\n            self.loaded += 1",
-        "            self.loaded += 1",
+        "                lane.expires = expires\n            self.loaded += 1",
+        "                pass\n            self.loaded += 1",
         *WALK,
         *SHARD_LANES,
     ),

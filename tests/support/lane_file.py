@@ -194,7 +194,7 @@ class LaneFile:
     def may_be_alone(self) -> bool:
         """Return whether a single statement may be tried."""
         lanes = self.lanes
-        alone = lanes.is_current and lanes.totals is not None and not self.db.in_transaction
+        alone = lanes.is_current and lanes.totals is not None and not self.db.in_transaction and self.config.history == "off"
         return alone and lanes.agrees(self.version, self.epoch)
 
     # ---- verbs that may be one statement

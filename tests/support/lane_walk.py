@@ -84,7 +84,7 @@ class Walk:
             retry_delay_seconds=r.choice((0.0, 1.0)), retry_for_seconds=r.choice((0.0, 0.0, 2.0)),
             on_expire=r.choice(("drop", "dead_letter")), ttl_seconds=r.choice((None, None, None, 20.0)), keyless="random",
             dedup_window_seconds=DEDUP_WINDOW / SECOND, dedup_scope=r.choice(("key", "queue")),
-            max_depth=r.choice((None, None, None, 20)),
+            max_depth=r.choice((None, None, None, 20)), history=r.choice(("off", "off", "off", "records")),
         )  # fmt: skip
         self.epoch = self.version = self.stamped_epoch = 0
         self.extended: list[int] = []
@@ -228,6 +228,8 @@ class Walk:
         assert model.noted & unresolved <= noted, ("trouble is missing", model.noted & unresolved - noted)
         for i in noted:
             assert run("SELECT 1 FROM message WHERE id = ?", (i,)).get, ("trouble without its message", i)
+        if self.config.history != "off":
+            assert dict(run("SELECT arrival, count(*) FROM history GROUP BY arrival")) == model.ends
         buried = {(key, i) for key, i in run("SELECT key, id FROM dead")}
         assert buried == {(m.key, i) for i, m in model.dead.items()}
 

@@ -138,6 +138,8 @@ class NaiveShard:
         self.sent: dict[int, Sent] = {}
         self.dead: dict[int, Sent] = {}
         self.resolved: set[int] = set()
+        self.ends: dict[int, int] = {}
+        """How often each message ended, dead letters included."""
         self.noted: set[int] = set()
         """Messages that have a row in `trouble`, at least."""
         self.floor = 0
@@ -302,6 +304,7 @@ class NaiveShard:
             self.resolved.update(m.id for m in messages)
             return
         for message in messages:
+            self.ends[message.id] = self.ends.get(message.id, 0) + 1
             require(message in lane.messages or message in lane.waiting, "it is unresolved", message)
             if kind == EXPIRE:
                 require(lease is None or message not in lease.held, "leased messages do not expire")

@@ -65,6 +65,8 @@ POISON: Final = "p"
 """The `holder` of a `REJECT` of messages that are out of attempts."""
 PARKED: Final = "a"
 """The `holder` of a `REDRIVE` of a message that was parked before it died."""
+REDRIVEN: Final = -1
+"""The TTL's end in the `holder` of a `PARK` of a redriven message, which does not expire."""
 DEAD: Final = "d"
 """The `holder` of an `EXPIRE` whose messages became dead letters, so that their rows stay. See `OF_DEAD`."""
 OF_DEAD: Final = frozenset((PURGE, ACK))

@@ -571,7 +571,10 @@ class ShardMemory:
             self.parked[lane.key] = None
             lane.tail = lane.first = numbers[0]
             lane.ids = [arrival]
-            lane.expires = expires
+            if expires == kinds.REDRIVEN:
+                lane.with_rare_state().redriven.add(arrival)
+            else:
+                lane.expires = expires
             self.loaded += 1
             if starts or due:
                 lane.with_rare_state().tried[arrival] = (starts, crashes, due)

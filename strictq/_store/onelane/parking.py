@@ -21,7 +21,9 @@ def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None)
     assert store is not None
     starts, crashes, until = lane.attempts(arrival)
     expires = 0
-    if lane.expires and not (lane.rare is not None and arrival in lane.rare.redriven):
+    if lane.rare is not None and arrival in lane.rare.redriven:
+        expires = kinds.REDRIVEN
+    elif lane.expires:
         expires = store.log.times([arrival]).get(arrival, (None, None))[1] or 0
     if due is None:
         due = until or store.memory.due_of(lane, arrival, seq) or 0
