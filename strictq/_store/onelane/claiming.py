@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ..commit.tx import SECOND, Tx
@@ -66,14 +67,20 @@ class Claiming:
         if self._is_something_over(now):
             self._list_what_is_over(now)
         named = iter(self._in_order(request.keys)) if request.keys is not None else None
-        if named is None and not bounded and bytes_left is None:
-            room = self._take_arrived(room, request.per_key or room, groups)
+        in_order = named is None and not bounded
         while room > 0:
             if bytes_left is not None and unsized >= SIZED_TOGETHER:
                 bytes_left = self._fit(groups, sized, bytes_left)
                 sized, unsized = len(groups), 0
                 if bytes_left <= 0:
                     break
+            if in_order:
+                least = 1 if bytes_left is None else max(1, room - SIZED_TOGETHER)
+                left = self._take_arrived(room, least, request.per_key or room, groups)
+                if left < room:
+                    unsized += room - left
+                    room = left
+                    continue
             lane = self._next() if named is None else self._next_of(named, now)
             if lane is None:
                 break
@@ -125,12 +132,16 @@ class Claiming:
             self._list_again(passed)
         return groups
 
-    def _take_arrived(self, room: int, limit: int, groups: list[Group]) -> int:
-        """Take lanes whose heads wait since their arrival: the common case of what follows. Return the room that is left."""
+    def _take_arrived(self, room: int, least: int, limit: int, groups: list[Group]) -> int:
+        """Take lanes whose heads wait since their arrival: the common case of what follows. Return the room that is left.
+
+        Args:
+            least: stop once there is less room than this.
+        """
         order, lanes, taken = self._memory.order, self._memory.lanes, self._taken
         arrived = order.arrived
         others = min(order.ready[0][0] if order.ready else NEVER, order.ready_rest.next)
-        while room > 0 and arrived:
+        while room >= least and arrived:
             place, key = arrived[0]
             if place >= others:
                 break
@@ -207,7 +218,7 @@ class Claiming:
             else:
                 head, from_heap = (NEVER, b""), False
             if order.ready_rest.next < head[0]:
-                self._load_ready(head[0])
+                self._load_ready()
                 continue
             if head[0] == NEVER:
                 return None
@@ -242,10 +253,11 @@ class Claiming:
             return lane
         return None
 
-    def _load_ready(self, upto: int) -> None:
+    def _load_ready(self) -> None:
+        """Load the next lanes at rest, also those behind the next loaded one: they are needed soon, and are cheaper together."""
         self._loader.require_snapshot()
         cursor = self._memory.order.ready_rest
-        self._loader.fill_heads(resting.take(self._db, resting.READY, cursor, upto, LOADED_TOGETHER))
+        self._loader.fill_heads(resting.take(self._db, resting.READY, cursor, NEVER, LOADED_TOGETHER))
         self._loader.place_all()
 
     def _is_something_over(self, now: int) -> bool:
@@ -363,20 +375,24 @@ class Claiming:
 
         The first message of a claim fits, whatever its size. Bodies are not read, so a claim may plan more than fits.
         """
-        log = self._loader.log
+        sizes = self._sizes([i for _, ids in groups[begin:] for i in ids])
         for n in range(begin, len(groups)):
             lane, ids = groups[n]
-            for at in range(0, len(ids), SIZED_TOGETHER):
-                for i, size in enumerate(log.sizes(ids[at : at + SIZED_TOGETHER]), at):
-                    if size > left and (i or n):
-                        if i:
-                            groups[n] = lane, ids[:i]
-                        over = [lane for lane, _ in groups[n + bool(i) :]]
-                        del groups[n + bool(i) :]
-                        self._list_again(over)
-                        return 0
-                    left -= size
+            for at, size in enumerate(islice(sizes, len(ids))):
+                if size > left and (at or n):
+                    if at:
+                        groups[n] = lane, ids[:at]
+                    over = [lane for lane, _ in groups[n + bool(at) :]]
+                    del groups[n + bool(at) :]
+                    self._list_again(over)
+                    return 0
+                left -= size
         return left
+
+    def _sizes(self, arrivals: list[int]) -> Iterator[int]:
+        """Yield the sizes of messages. Reads some at a time, because few of a deep lane may fit."""
+        for at in range(0, len(arrivals), SIZED_TOGETHER):
+            yield from self._loader.log.sizes(arrivals[at : at + SIZED_TOGETHER])
 
     def _cull(self, lane: LiveLane, most: int, now: int) -> int:
         """Resolve expired messages among the next ones of a free lane. Return how many there were."""
