@@ -163,9 +163,20 @@ def quarantine(q: Queue, number: int) -> None:
 
 def lose_ready(q: Queue, key: Key) -> None:
     """Remove a key's lane from the order of ready lanes, as a bug would. It is never delivered again, and check() finds it."""
-    shard = store_of(q).shard_of(encode_key(key))
+    shard, raw = store_of(q).shard_of(encode_key(key)), encode_key(key)
     shard.cool()
-    shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (encode_key(key),)))
+
+    def lose(tx: Tx) -> None:
+        if tx.lanes is None:
+            tx.run("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (raw,))
+            return
+        while raw in tx.lanes.memory.dirty:
+            tx.lanes.folder.slice(tx.now)
+        tx.lanes.folder.slice(tx.now)  # cuts what else would load the lane
+        tx.run("UPDATE lane SET position = NULL WHERE key = ?", (raw,))
+        tx.lanes.begin_anew()
+
+    shard.run(lose)
 
 
 def maintain(q: Queue) -> None:

@@ -26,7 +26,9 @@ SLICES_MAX: Final = 3
 FOLD_SECONDS: Final = 15 * SECOND
 """How old the oldest entry must be for a send to fold so that lanes may be forgotten."""
 SEND_STEP: Final = 8
-"""How many ended parked lanes a send forgets, so that each new one pays for the removal of old ones."""
+"""How many ended or idle lanes a send forgets for each new one, so that each new one pays for the removal of old ones."""
+SENDS_MAX: Final = 32
+"""For how many new lanes one send does so."""
 
 
 def is_parked(key: bytes) -> bool:
@@ -128,8 +130,52 @@ def forget_ended(tx: Tx) -> None:
         elif lane.active <= oldest:
             keys.append(key)
     if keys:
-        began: int | None = store.run(LANE_LOOKS.oldest_entry, (memory.mark.cut,)).get
-        forget(tx, keys, oldest, fold=began is not None and began <= tx.now - FOLD_SECONDS)
+        forget(tx, keys, oldest, fold=_may_fold(store, tx.now))
 
 
-__all__ = ["REPEATED_WITHIN", "drop", "forget", "forget_ended", "idle_at_rest", "idle_in_memory", "is_parked", "parked_at_rest"]
+def _may_fold(store: ShardLanes, now: int) -> bool:
+    """Return whether a send may fold so that lanes can be forgotten: seldom, because a busy queue folds by itself."""
+    began: int | None = store.run(LANE_LOOKS.oldest_entry, (store.memory.mark.cut,)).get
+    return began is not None and began <= now - FOLD_SECONDS
+
+
+def forget_some(tx: Tx, begun: int, idle: int) -> None:
+    """Forget some idle lanes of those that memory knows to be empty. Every new lane pays for a few, so few lanes are idle.
+
+    Args:
+        begun: the number of new lanes.
+        idle: how long a lane must have been empty, microseconds.
+    """
+    store = tx.lanes
+    assert store is not None
+    memory, oldest = store.memory, tx.now - idle
+    if (
+        (first := next(iter(memory.dirty), None)) is not None
+        and _is_idle(store, memory.lanes[first], oldest)
+        and _may_fold(store, tx.now)
+    ):
+        for _ in range(SLICES_MAX):
+            store.folder.slice(tx.now)
+    keys: list[bytes] = []
+    for key in list(islice(memory.tails, min(begun, SENDS_MAX) * SEND_STEP)):
+        if memory.tails[key] <= 0 or is_parked(key):
+            memory.tails[key] = memory.tails.pop(key)  # to the end
+            continue
+        lane = _whole(store, key)
+        if lane.active > oldest:
+            break  # those behind it were put to rest later
+        keys.append(key)
+    forget(tx, keys, oldest, fold=False)
+
+
+__all__ = [
+    "REPEATED_WITHIN",
+    "drop",
+    "forget",
+    "forget_ended",
+    "forget_some",
+    "idle_at_rest",
+    "idle_in_memory",
+    "is_parked",
+    "parked_at_rest",
+]

@@ -39,6 +39,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     sent: list[Sent] = []
     apart: list[MessageRow] = []
     delayed = deduped = False
+    begun = 0
     for key, body, options, times in items:
         lane = lanes[key]
         seq = lane.tail + 1
@@ -60,6 +61,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
                     apart.append(row)
         if not lane.tail:
             memory.totals.lanes += 1
+            begun += 1
         lane.tail = seq
         arrival += 1
         rows.append(row)
@@ -76,6 +78,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         parking.park(tx, lanes[row[1]], row[0], row[2])
     if memory.parked and (apart or deduped):
         forgetting.forget_ended(tx)
+    if begun and config.idle_lane_seconds is not None:
+        forgetting.forget_some(tx, begun, int(config.idle_lane_seconds * SECOND))
     if listed(memory) != before:
         tx.wake = True
     return sent
