@@ -870,7 +870,7 @@ MUTATIONS = [
     _store(
         "a redrive that waits for a batch's lease is put back when the batch is undone",
         "lanes/handout.py",
-        "    _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())\n",
+        "        _end_leases(tx, tx.run(HANDOUT.unlike_leases, (token,)).fetchall())\n",
         "",
         *AHEAD,
     ),
@@ -1051,8 +1051,8 @@ MUTATIONS = [
     _store(
         "the schema is strictq's",
         "migrate.py",
-        "        require_schema(db, kind, shard, version)\n",
-        "        pass\n",
+        "            require_schema(db, kind, shard, version, unfinished=older)\n",
+        "            pass\n",
         "tests/faults/test_hostile.py",
     ),
     _store(
@@ -1112,7 +1112,7 @@ MUTATIONS = [
     _store(
         "a queue of an older format is refused",
         "migrate.py",
-        "    if version < FORMAT and not older:",
+        "    if version < least and not older:",
         "    if False:",
         "tests/store/test_migrate.py",
     ),
@@ -1126,10 +1126,10 @@ MUTATIONS = [
     _store(
         "queue.db is migrated first",
         "upgrade.py",
-        "        catalog.bring_up(directory)\n        on_progress(1, found.files)\n"
+        "        catalog.bring_up(directory, found.format)\n        on_progress(1, found.files)\n"
         "        _bring_up_shards(directory, clock, presence, on_progress)\n",
         "        on_progress(1, found.files)\n        _bring_up_shards(directory, clock, presence, on_progress)\n"
-        "        catalog.bring_up(directory)\n",
+        "        catalog.bring_up(directory, found.format)\n",
         "tests/store/test_migrate.py",
     ),
     _store(

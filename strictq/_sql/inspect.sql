@@ -3,7 +3,7 @@
 SELECT due FROM delayed WHERE lane = ?;
 
 -- name: peek
--- inspect.peek and inspect.explain: the first messages of a lane from a seq on. Takes lane, seq, limit. Index: primary key.
+-- inspect: the first messages of a lane from a seq on. Takes lane, seq, limit. Index: primary key.
 SELECT m.seq, m.id, ifnull(m.body, b.data), m.headers, m.attempts & 4294967295, m.sent_at, m.due, m.expires, m.error,
        m.attempts >> 32, m.first_at
 FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane = ? AND m.seq >= ? ORDER BY m.seq

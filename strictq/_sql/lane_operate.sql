@@ -8,7 +8,7 @@ SELECT key FROM lane INDEXED BY lane_held WHERE held_at IS NOT NULL AND key > ? 
 SELECT key, first <= tail OR opts IS NOT NULL FROM lane WHERE key > ? ORDER BY key LIMIT ?;
 
 -- name: leased_by
--- operating: lanes at rest that these tokens lease. Takes the tokens. Reads the leases at rest.
+-- expiring: lanes at rest that these tokens lease. Takes the tokens. Reads the leases at rest.
 SELECT key FROM lane INDEXED BY lane_leased WHERE token IS NOT NULL AND token IN (SELECT value FROM carray(?));
 
 -- name: failure_delays

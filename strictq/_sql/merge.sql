@@ -33,7 +33,7 @@ SELECT l.key, s.value FROM key_state s CROSS JOIN lane l ON l.id = s.lane;
 SELECT key, value FROM key_state;
 
 -- name: dead_ids
--- onelane.merging.listed: every dead letter of a shard of format 3.
+-- merging.listed: every dead letter of a shard of format 3.
 SELECT id FROM dead;
 
 -- name: app_tables

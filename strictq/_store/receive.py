@@ -10,9 +10,9 @@ from typing import Final
 from .._errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
 from .commit.calls import bound
 from .commit.tx import Tx
-from .hot.direct import Attempt, Brought
 from .lanes import claim, settle
 from .lanes.advance import Advance
+from .lanes.attempts import Attempt, Brought
 from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Request, Row, Settlement
 from .lanes.send import INLINE_BYTES_MAX
 from .shard import Shard

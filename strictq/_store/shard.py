@@ -34,9 +34,10 @@ from .commit.app_database import AppDatabase, Guard, Rows
 from .commit.calls import Operation
 from .commit.checkpoint import ShardWal, WalHost
 from .commit.connection import MEMORY, after_commit, check_file, connect, translate
+from .commit.host import Host
 from .commit.reader import Reader
 from .commit.tx import Totals, Tx
-from .commit.writer import Host, Writer
+from .commit.writer import Writer
 from .disk import layout
 from .disk.stored import present
 from .hot import cooling

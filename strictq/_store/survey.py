@@ -21,7 +21,7 @@ from .lanes import failures, history, inspect, operate
 from .lanes.headers import headers as decode_headers
 from .onelane import looking
 from .onelane.counting import FEW
-from .onelane.looking import View
+from .onelane.looking import ViewOfLane
 from .onelane.shard_lanes import ShardLanes
 from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
@@ -147,7 +147,7 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
     return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
 
 
-def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[View | None], T], *, long: bool = False) -> T:
+def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[ViewOfLane | None], T], *, long: bool = False) -> T:
     """Return a report on one lane. None: nothing was ever sent to it.
 
     Args:
@@ -163,7 +163,7 @@ def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[View | No
     )
 
 
-def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[View, int], T | None]) -> T | None:
+def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[ViewOfLane, int], T | None]) -> T | None:
     """Return a report on a keyless message and its lane. None: it is resolved, or has a key.
 
     Raises:
@@ -171,7 +171,7 @@ def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[
     """
     shard = store.shards[number]
 
-    def of(found: tuple[View, int] | None) -> T | None:
+    def of(found: tuple[ViewOfLane, int] | None) -> T | None:
         return None if found is None else report(*found)
 
     if shard.lanes is not None:
@@ -202,7 +202,7 @@ def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMe
 
 def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedMessage]:
     found: list[PeekedMessage] = []
-    views: dict[bytes, View] = {}
+    views: dict[bytes, ViewOfLane] = {}
     for arrival, seq in looking.oldest(lanes):
         key = lanes.loader.keys_of([arrival])[arrival]
         if key not in views and (one := looking.view(lanes, key, time.now())) is not None:
@@ -216,7 +216,7 @@ def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedM
 def peek_keyless(store: Store, shard: int, arrival: int) -> list[PeekedMessage]:
     """Return the unresolved keyless message with this arrival number, if there is one."""
 
-    def report(view: View, seq: int) -> list[PeekedMessage]:
+    def report(view: ViewOfLane, seq: int) -> list[PeekedMessage]:
         return [message for message in inspect.peeked(view, seq, 1, store.time, shard) if message.id == arrival]
 
     try:
@@ -233,7 +233,7 @@ def status(store: Store, key: bytes, seq: int) -> MessageStatus:
 def status_of_keyless(store: Store, shard: int, arrival: int) -> MessageStatus | None:
     """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
 
-    def report(view: View, seq: int) -> MessageStatus | None:
+    def report(view: ViewOfLane, seq: int) -> MessageStatus | None:
         found = inspect.status_in(view, seq, store.time)
         return None if found.state == "resolved" else found
 

@@ -13,7 +13,8 @@ from ... import _files as files
 from ..._errors import StoreBusy, StoreCorrupt
 from ..disk import checksums
 from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
-from .writer import Host, Writer, in_read_transaction
+from .host import Host
+from .writer import Writer, in_read_transaction
 
 if TYPE_CHECKING:
     from ..hot.look import Shadows

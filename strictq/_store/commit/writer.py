@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import apsw
 
@@ -30,9 +30,8 @@ from ..._errors import (
     StoreFull,
     StrictqError,
 )
-from ..._observe import Observers, notify
+from ..._observe import notify
 from ..._sql import CLAIM, SHARD
-from ..._types import Event
 from ..disk.stored import is_of_c
 from ..disk.wal_file import UNSYNCED_MAX
 from ..topology import Range
@@ -40,6 +39,7 @@ from .alone import Alone
 from .calls import Call, Operation, is_mine
 from .connection import BUSY_SECONDS, OF_PYTHON, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
 from .group_commit import Grouping
+from .host import Host
 from .tx import COUNTED, RARE, Totals, Tx
 
 if TYPE_CHECKING:
@@ -64,28 +64,6 @@ def in_read_transaction(db: apsw.Connection, look: Callable[[apsw.Connection], T
 def _failed_reading(error: BaseException) -> bool:
     """Return whether SQLite reports that it could not read."""
     return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_DATA)
-
-
-class Host(Protocol):
-    """What the commit path needs from its queue."""
-
-    settings: tuple[QueueConfig, int]
-    epoch: int
-    keeps_leases: bool
-    time_offset: int
-    observers: Observers
-
-    def now(self) -> int: ...
-    def adopt_config(self, text: str, version: int) -> None: ...
-    def reload_epoch(self) -> None: ...
-    def take_empty_receives(self, shard: int) -> int: ...
-    def wake(self) -> None: ...
-    def report(self, events: list[Event]) -> None: ...
-    def quarantine(self, shard: int, error: StoreError) -> None: ...
-    def suspects(self, shard: int) -> int: ...
-    def suspect(self, shard: int) -> None: ...
-    def synced(self, shard: int) -> int | None: ...
-    def note_synced(self, shard: int, commit: int) -> None: ...
 
 
 # Arguments of Lock.acquire, for `held += map(lock.acquire, …)`. This runs entirely inside the interpreter, so `held` records

@@ -10,17 +10,17 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import apsw
 
 from ..._config import QueueConfig
-from ..._observe import Observers
 from ..._sql import HOT
 from ..commit.tx import SECOND, TOKEN_BITS, Totals, add_acks
 from ..commit.writer import Writer
+from ..lanes.attempts import Attempt, DirectHost
 from ..lanes.lanes import SAYS_STARTS
-from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Request, Row, Settlement
+from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Row, Settlement
 from ..lanes.messages import Item, Sent
 from ..lanes.send import INLINE_BYTES_MAX
 from . import cooling, tier
@@ -30,45 +30,6 @@ from .memory import Memory
 
 # Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
-
-
-class DirectHost(Protocol):
-    """What this needs from its queue."""
-
-    settings: tuple[QueueConfig, int]
-    observers: Observers
-
-    def wake(self) -> None: ...
-
-
-class Commit(Protocol):
-    """The transaction of a claim."""
-
-    @property
-    def committed(self) -> bool:
-        """Whether it is committed."""
-        ...
-
-
-Brought = tuple[Any, Commit, Claimed]
-"""The Shard of a claim, its transaction, and its leases."""
-
-
-class Attempt:
-    """An attempted receive from one shard.
-
-    Attributes:
-        brought: gets the claim just before it is committed, for a caller that is interrupted.
-    """
-
-    __slots__ = ("brought", "committed", "lease", "request", "shard")
-
-    def __init__(self, request: Request, shard: object, brought: list[Brought]) -> None:
-        self.request = request
-        self.shard = shard
-        self.brought = brought
-        self.lease = 0
-        self.committed = False
 
 
 class Direct:

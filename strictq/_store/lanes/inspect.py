@@ -26,7 +26,7 @@ from ..commit.tx import NEVER, RARE, SECOND, Totals, decayed_rate
 from ..disk.stored import present
 from ..lane.totals import RunningTotals
 from ..onelane import counting, looking
-from ..onelane.looking import View
+from ..onelane.looking import ViewOfLane
 from ..onelane.shard_lanes import ShardLanes
 from ..topology import Range
 from . import failures
@@ -49,7 +49,7 @@ AFTER_ASIDES: Final = bytes([ASIDE[0] + 1])
 """Appended to the key of a lane for keyless messages, it sorts after the keys of all lanes with a single message of it."""
 
 
-class _View(looking.View):
+class _View(looking.ViewOfLane):
     """A lane of the tables of format 2."""
 
     def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
@@ -73,9 +73,9 @@ class _View(looking.View):
         """Return the first messages from a seq on, with the columns of INSPECT.peek."""
         return self.db.execute(INSPECT.peek, (self._lane.id, first, limit))
 
-    def head(self) -> looking.Head | None:
+    def head(self) -> looking.HeadOfLane | None:
         for seq, _, _, _, attempts, sent_at, _, _, error, crashed, first_at in self._peeked(0, 1):
-            return looking.Head(seq, sent_at, attempts, error, crashed, first_at)
+            return looking.HeadOfLane(seq, sent_at, attempts, error, crashed, first_at)
         return None
 
     def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
@@ -95,8 +95,8 @@ class _View(looking.View):
         return (self._lane.done_kind, self._lane.done_lo) == ("nack", seq)
 
 
-def _lease(row: LeaseRow) -> looking.Lease:
-    return looking.Lease(
+def _lease(row: LeaseRow) -> looking.LeaseOfLane:
+    return looking.LeaseOfLane(
         row.lo, row.hi, row.started, row.consumer, row.token, row.leased_at, row.deadline, bool(row.ack_first), bool(row.expired)
     )
 
@@ -135,7 +135,7 @@ class _HotView(_View):
         return (0, None, None, None, None) if found and found[0][SEQ] == seq else None
 
 
-def view(db: apsw.Connection, hot: HotLane | None, key: bytes, now: int) -> View | None:
+def view(db: apsw.Connection, hot: HotLane | None, key: bytes, now: int) -> ViewOfLane | None:
     """Return the lane of a key, in a shard of format 2. None: nothing was ever sent to it."""
     if hot is not None:
         return _HotView(db, hot, now)
@@ -143,7 +143,7 @@ def view(db: apsw.Connection, hot: HotLane | None, key: bytes, now: int) -> View
     return None if lane is None else _View(db, lane, now)
 
 
-def keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, now: int, shard: int) -> tuple[View, int] | None:
+def keyless(db: apsw.Connection, hot: HotLane | None, arrival: int, now: int, shard: int) -> tuple[ViewOfLane, int] | None:
     """Return lane and seq of a keyless message that is unresolved or dead, in a shard of format 2.
 
     Args:
@@ -221,7 +221,7 @@ def _seq_of(db: apsw.Connection, following: str, lane: int, arrival: int) -> int
     return None
 
 
-def peeked(view: View, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+def peeked(view: ViewOfLane, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     """Return the first messages of a lane from a seq on."""
     from ..._findings import PeekedMessage
 
@@ -235,7 +235,7 @@ def peeked(view: View, first: int, limit: int, time: QueueTime, shard: int) -> l
     ]  # fmt: skip
 
 
-def status(view: View | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+def status(view: ViewOfLane | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
     """Return the status of one message.
 
     Raises:
@@ -246,7 +246,7 @@ def status(view: View | None, key: bytes, seq: int, time: QueueTime) -> MessageS
     return status_in(view, seq, time)
 
 
-def status_in(view: View, seq: int, time: QueueTime) -> MessageStatus:
+def status_in(view: ViewOfLane, seq: int, time: QueueTime) -> MessageStatus:
     """Return the status of a message of a lane."""
     from ..._findings import MessageStatus
 
@@ -275,13 +275,13 @@ def errors(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> tuple[
     return failures.shown(db.execute(INSPECT.errors, (key, seq)).get, time)
 
 
-def errors_in(view: View, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+def errors_in(view: ViewOfLane, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
     """Return the errors of an unresolved message of a lane."""
     row = view.message(seq)
     return () if row is None else failures.shown(row[4], time)
 
 
-def explain(view: View | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
+def explain(view: ViewOfLane | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
     """Return why a lane is, or is not, delivered now."""
     from ..._findings import Explanation
 
@@ -327,7 +327,7 @@ def explain(view: View | None, key: bytes, time: QueueTime, shard: int, config: 
     )  # fmt: skip
 
 
-def _why_delayed(view: View, head: looking.Head, starts: int, config: QueueConfig) -> str:
+def _why_delayed(view: ViewOfLane, head: looking.HeadOfLane, starts: int, config: QueueConfig) -> str:
     first_at = head.first_at
     if starts == head.crashed:
         return "it was postponed" if view.was_postponed(head.seq) else "it was sent with a delay"
@@ -342,7 +342,7 @@ def _why_delayed(view: View, head: looking.Head, starts: int, config: QueueConfi
     return why
 
 
-def _end(lease: looking.Lease) -> int | None:
+def _end(lease: looking.LeaseOfLane) -> int | None:
     """Return when a lease ends by itself. None: it belongs to a batch, and does not."""
     return None if lease.deadline == NEVER else lease.deadline
 

@@ -15,7 +15,7 @@ import apsw
 from ..._config import QueueConfig
 from ..commit.tx import SECOND
 from ..commit.writer import Writer
-from ..hot.direct import Attempt, DirectHost
+from ..lanes.attempts import Attempt, DirectHost
 from ..lanes.leases import Claimed, Lost, Settlement
 from ..lanes.messages import Item, Sent
 from . import claiming, sending, settling

@@ -24,7 +24,7 @@ _STEP: Final = 500
 _NONE: Final = 1 << 62
 
 
-class Figures(NamedTuple):
+class ShardFigures(NamedTuple):
     """What the present time makes of a shard's unresolved messages.
 
     Attributes:
@@ -103,7 +103,7 @@ def _unattempted(lane: LiveLane) -> int | None:
     return None
 
 
-def figures(store: ShardLanes, now: int, most: int | None = None) -> Figures | None:
+def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigures | None:
     """Return the figures of a shard.
 
     Args:
@@ -136,7 +136,7 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> Figures | N
         if _unattempted(lane) is not None:
             break  # heads of later ones arrived later, but for retried ones
     oldest, oldest_ready, unattempted = (_sent_at(store, i) for i in (count.oldest, count.oldest_ready, count.unattempted))
-    return Figures(count.in_flight, count.delayed, count.held, count.redriving, oldest, oldest_ready, unattempted)
+    return ShardFigures(count.in_flight, count.delayed, count.held, count.redriving, oldest, oldest_ready, unattempted)
 
 
 def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
@@ -208,4 +208,4 @@ def _with_messages(store: ShardLanes) -> Iterator[LiveLane]:
         yield from lanes_at_rest(store, [key for (key,) in rows if _is_at_rest(lanes, key)])
 
 
-__all__ = ["FEW", "Figures", "LaneAtRest", "deepest", "figures", "lanes_at_rest", "waiting"]
+__all__ = ["FEW", "LaneAtRest", "ShardFigures", "deepest", "figures", "lanes_at_rest", "waiting"]

@@ -31,7 +31,7 @@ Message = tuple[int, int, bytes, str | None, int, int, int | None, int | None]
 """Of an unresolved message: seq, arrival number, body, headers, attempts, and when it was sent, is due and expires."""
 
 
-class Head(NamedTuple):
+class HeadOfLane(NamedTuple):
     """The first unresolved message of a lane.
 
     Attributes:
@@ -47,7 +47,7 @@ class Head(NamedTuple):
     first_at: int | None
 
 
-class Lease(NamedTuple):
+class LeaseOfLane(NamedTuple):
     """A lane's lease, which may be over its deadline.
 
     Attributes:
@@ -68,7 +68,7 @@ class Lease(NamedTuple):
     expired: bool = False
 
 
-class View(ABC):
+class ViewOfLane(ABC):
     """One lane, as a read transaction sees it.
 
     Attributes:
@@ -88,10 +88,10 @@ class View(ABC):
     hold: str | None
     held_at: int | None
     solo: int
-    last_lease: Lease | None
+    last_lease: LeaseOfLane | None
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> LeaseOfLane | None:
         """The lease, if it is not over its deadline."""
         lease = self.last_lease
         return lease if lease is not None and not lease.expired and lease.deadline > self.now else None
@@ -101,7 +101,7 @@ class View(ABC):
         """Return the first unresolved messages from a seq on."""
 
     @abstractmethod
-    def head(self) -> Head | None:
+    def head(self) -> HeadOfLane | None:
         """Return the first unresolved message."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class View(ABC):
         return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
 
 
-class LaneView(View):
+class LaneView(ViewOfLane):
     """A lane of format 3."""
 
     def __init__(self, store: ShardLanes, lane: LiveLane, now: int) -> None:
@@ -179,10 +179,10 @@ class LaneView(View):
             for seq, i in ids if (row := rows.get(i)) is not None
         ]  # fmt: skip
 
-    def head(self) -> Head | None:
+    def head(self) -> HeadOfLane | None:
         for seq, i in self.unresolved(0, 1):
             known, (starts, crashed, _) = trouble.of(self.db, i), self._lane.attempts(i)
-            return Head(seq, self._row(i)[M_SENT_AT], starts, known.error, crashed, known.first_at)
+            return HeadOfLane(seq, self._row(i)[M_SENT_AT], starts, known.error, crashed, known.first_at)
         return None
 
     def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
@@ -277,7 +277,7 @@ def depth_of(lane: LiveLane) -> int:
     return depth if rare is None else depth + len(rare.front) + len(rare.waiting)
 
 
-def _lease_of(lane: LiveLane) -> Lease | None:
+def _lease_of(lane: LiveLane) -> LeaseOfLane | None:
     grant = lane.grant
     if grant is None:
         return None
@@ -286,7 +286,7 @@ def _lease_of(lane: LiveLane) -> Lease | None:
     if is_settled:
         hi = lane.done[3] if lane.done is not None and lane.done[0] == grant.token else lane.low
     holder = LaneHolder.decode(grant.holder)
-    return Lease(lane.low, hi, lane.started, holder.consumer, grant.token, grant.at, grant.deadline, is_settled)
+    return LeaseOfLane(lane.low, hi, lane.started, holder.consumer, grant.token, grant.at, grant.deadline, is_settled)
 
 
 # ---- lanes at rest, without loading them
@@ -366,4 +366,15 @@ def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tup
     return [(*row[:5], None if row[5] is None else decode(row[5], -1)[0], *row[6:]) for row in rows]
 
 
-__all__ = ["Head", "LaneView", "Lease", "View", "dead_letters", "depth_of", "keyless", "lane_at_rest", "oldest", "view"]
+__all__ = [
+    "HeadOfLane",
+    "LaneView",
+    "LeaseOfLane",
+    "ViewOfLane",
+    "dead_letters",
+    "depth_of",
+    "keyless",
+    "lane_at_rest",
+    "oldest",
+    "view",
+]
