@@ -96,7 +96,7 @@ LANE_OPERATE: Final = Statements("lane_operate")
 
 _FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
-SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, HANDOUT.lease_index))
+SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lease_index))
 """The tables of a shard of format 1. Salvage knows their order: the first page of each follows from it."""
 FORMAT_2: Final = "\n".join((HOT.schema, SHARD.format_2, SHARD.history_2))
 """The statements that upgrade those tables to format 2."""

@@ -41,10 +41,6 @@ CREATE TABLE handout_rejected (
     PRIMARY KEY (consumer, n, id)
 ) STRICT, WITHOUT ROWID;
 
--- name: lease_index
--- __init__: finds the leases of a batch, in a shard of format 1 or 2.
-CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904;
-
 -- name: consumer
 -- handout.require, handout.look: by primary key. Takes name.
 SELECT epoch, last, acked, floor FROM consumer WHERE name = ?;

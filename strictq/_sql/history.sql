@@ -16,22 +16,6 @@ SELECT l.key, m.seq, m.id, m.sent_at,
 FROM message m CROSS JOIN lane l ON l.id = m.lane LEFT JOIN body b ON m.body IS NULL AND b.id = m.id
 WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
 
--- name: keep_ended
--- ending: a record of each message that is about to end, in a shard of format 3. Takes now, attempts that `trouble` does not count
--- yet, seconds of prepare and of process, outcome, whether bodies are kept, the arrival numbers, what the handler printed, and when
--- the lease began. `opts` is a JSON array unless it has headers alone. Indexes: rowids.
-INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body,
-    errors, output)
-SELECT m.key, m.seq, m.id, m.sent_at,
-       CASE WHEN t.first_at IS NOT NULL THEN t.first_at
-            WHEN ?2 = 0 THEN NULL
-            WHEN ?4 IS NOT NULL THEN max(?1 - CAST(?4 * 1000000 AS INTEGER), m.sent_at)
-            ELSE ?9 END,
-       ?1, ifnull(t.attempts, 0) + ?2, ?3, ?4, length(m.body),
-       CASE WHEN substr(m.opts, 1, 1) = '[' THEN json_extract(m.opts, '$[0]') END, ?5,
-       CASE WHEN ?6 THEN m.body END, t.errors, ifnull(?8, t.output)
-FROM carray(?7) c CROSS JOIN message m ON m.id = c.value LEFT JOIN trouble t ON t.id = m.id ORDER BY m.id;
-
 -- name: bounds
 -- history: the oldest and the newest record. Two seeks.
 SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);

@@ -213,6 +213,22 @@ SELECT attempts, first_at, error, output, errors FROM trouble WHERE id = ?;
 INSERT INTO trouble VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 ON CONFLICT DO UPDATE SET attempts = ?2, first_at = ?3, error = ?4, output = ?5, errors = ?6;
 
+-- name: keep_ended
+-- ending: a record of each message that is about to end, in a shard of format 3. Takes now, attempts that `trouble` does not count
+-- yet, seconds of prepare and of process, outcome, whether bodies are kept, the arrival numbers, what the handler printed, and when
+-- the lease began. `opts` is a JSON array unless it has headers alone. Indexes: rowids.
+INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body,
+    errors, output)
+SELECT m.key, m.seq, m.id, m.sent_at,
+       CASE WHEN t.first_at IS NOT NULL THEN t.first_at
+            WHEN ?2 = 0 THEN NULL
+            WHEN ?4 IS NOT NULL THEN max(?1 - CAST(?4 * 1000000 AS INTEGER), m.sent_at)
+            ELSE ?9 END,
+       ?1, ifnull(t.attempts, 0) + ?2, ?3, ?4, length(m.body),
+       CASE WHEN substr(m.opts, 1, 1) = '[' THEN json_extract(m.opts, '$[0]') END, ?5,
+       CASE WHEN ?6 THEN m.body END, t.errors, ifnull(?8, t.output)
+FROM carray(?7) c CROSS JOIN message m ON m.id = c.value LEFT JOIN trouble t ON t.id = m.id ORDER BY m.id;
+
 -- name: any_trouble
 -- gone: whether there is a row at all. Rowid seek.
 SELECT EXISTS (SELECT 1 FROM trouble);

@@ -146,6 +146,10 @@ CREATE TABLE key_state (
     value BLOB NOT NULL
 ) STRICT;
 
+-- name: lease_index
+-- __init__: finds the leases of a batch, in a shard of format 1 or 2.
+CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904;
+
 -- name: common
 -- __init__: other tables that a shard has in every format.
 -- Sends of transactions of this shard that belong to other shards, until they arrived there.
