@@ -2089,9 +2089,9 @@ MUTATIONS = [
     ),
     _store(
         "one lane: an entry finds a message in the lane that it was parked from later",
-        "onelane/loading.py",
-        "        if first.lsn < entry and self.cover(first, [arrival]) and first.has(seq, arrival):",
-        "        if False:",
+        "lane/live_lane.py",
+        "            return ids[at] == arrival",
+        "            return False",
         *SHARD_LANES,
     ),
     _store(
