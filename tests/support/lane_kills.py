@@ -28,6 +28,7 @@ from strictq._store.lane.memory import StoreLimits
 from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import ID, SEQ, Settlement
 from strictq._store.onelane import settling
+from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support.lane_file import LaneFile, item, new_file, request
 
 KEYS = [b"sk%03d" % i for i in range(150)] + [b"n%d" % i for i in range(4)]
@@ -48,12 +49,14 @@ def open_shard(path: Path) -> LaneFile:
 def work(path: Path, seed: int) -> None:
     """Send, claim, ack and nack until the process is killed."""
     r = random.Random(seed)
-    shard = open_shard(path)
+    shard, reader = open_shard(path), open_shard(path)
     live: list[tuple[int, dict[bytes, dict[int, int]]]] = []
     while True:
         step = r.random()
         shard.forget_rows()
         try:
+            if r.random() < 0.1:
+                look(reader if r.random() < 0.7 else shard, r.choice(KEYS))
             if step < 0.38:
                 shard.send([item(r.choice(KEYS), b"b", **some_options(r)) for _ in range(r.choice((1, 1, 3, 20, 60)))])
             elif step < 0.45:
@@ -76,6 +79,19 @@ def work(path: Path, seed: int) -> None:
                 give_back(shard, r, *live.pop())
         except (LeaseLost, StoreBusy, apsw.BusyError):
             pass
+
+
+def look(shard: LaneFile, key: bytes) -> None:
+    """A lane's unresolved messages have their rows, in every snapshot, while others write and fold."""
+
+    def read(lanes: ShardLanes) -> None:
+        lane = shard.whole_lane(key)
+        some = [(seq, i) for seq, i in enumerate(lane.ids or (), lane.first) if i]
+        rows = lanes.log.keys([i for _, i in some])
+        assert [(key, seq) for seq, _ in some] == [rows.get(i) for _, i in some], (key, some, rows)
+        assert some == sorted(some, key=lambda one: one[1]), some
+
+    shard.look(read)
 
 
 def some_options(r: random.Random) -> dict[str, Any]:
