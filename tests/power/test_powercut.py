@@ -27,6 +27,7 @@ from strictq import _files as files
 from strictq._store import catalog, shard
 from strictq._store.commit import connection, tx
 from strictq._store.disk import layout
+from strictq._store.lane.memory import ShardMemory
 from strictq._store.lanes import outbox
 from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
@@ -166,6 +167,7 @@ def _tokens_without_epoch(patch: pytest.MonkeyPatch) -> None:
         return self.totals.last_token
 
     patch.setattr(tx.Tx, "new_token", new_token)
+    patch.setattr(ShardMemory, "new_token", lambda self: self.last_token + 1)
 
 
 MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
