@@ -263,7 +263,7 @@ class Shard:
                 self._host.make_room()
         else:
             result = self.run(operation, seconds, synced=synced)
-        if self._host.short_of_space and self.path is not None:
+        if self.path is not None and (self._host.short_of_space or self._frees):
             with suppress(StrictqError):  # the operation is committed
                 self.run(cooling.cut if self.lanes is None else _free)
         return result
@@ -272,7 +272,17 @@ class Shard:
     def fast(self) -> Direct | LaneAlone | None:
         """Executes single-statement operations. None: not possible now."""
         host = self._host
-        return None if self.failed is not None or host.short_of_space or host.confirming.active else self.direct
+        if self.failed is not None or host.short_of_space or host.confirming.active or self._frees:
+            return None
+        return self.direct
+
+    @property
+    def _frees(self) -> bool:
+        """Whether the rows of resolved messages are deleted at once, because the disk has little room left.
+
+        In format 2, messages are not written to the logs then.
+        """
+        return self.lanes is not None and self.wal.cramped
 
     def keep_wal_short(self) -> None:
         """Checkpoint after a commit if the WAL has outgrown its limit."""

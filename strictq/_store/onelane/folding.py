@@ -66,6 +66,8 @@ class Folder:
         resolved = sum(len(ids) for _, ids in memory.gone)
         if memory.fold_to or resolved >= FREED_TOGETHER or (resolved and resolved >= memory.totals.pending):
             self.slice(now)
+        while memory.fold_to and not memory.totals.pending:
+            self.slice(now)  # no later call may come to do it
         gone.empty(self._db, self._log, memory.shard, memory.top, FREED_TOGETHER)
 
     def slice(self, now: int) -> None:
