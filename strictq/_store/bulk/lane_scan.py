@@ -11,7 +11,6 @@ messages come from in the order of keys. All of them are read as one.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain, groupby
@@ -26,7 +25,7 @@ from ..commit.calls import bound
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
 from ..lanes.leases import Row
-from ..onelane import message_opts
+from ..onelane import columns, message_opts
 from ..onelane.shard_lanes import ShardLanes
 from ..shard import Shard
 from .columns import MessageRange, PackedColumns
@@ -233,9 +232,9 @@ class _Pending:
             self._cut(lanes, chosen)
         ids = [i for _, some in chosen for _, i in some]
         if "attempts" not in self._wanted or not tried.keys() & set(ids):
-            columns = self._columns(lanes, chosen, ids)
-            if columns is not None:
-                return columns
+            packed = self._columns(lanes, chosen, ids)
+            if packed is not None:
+                return packed
         return self._rows(lanes, ids, tried)
 
     def _families(self, lanes: ShardLanes) -> Iterator[tuple[bytes, list[Member]]]:
@@ -278,16 +277,11 @@ class _Pending:
 
     def _columns(self, lanes: ShardLanes, chosen: Chosen, ids: list[int]) -> PackedColumns | None:
         """Return messages as columns. None: they have headers, which are wanted."""
-        count, headed, seqs, arrivals, sent_at, sizes, bodies = lanes.run(self._packed, (apsw.carray(array("q", ids)),)).get
-        if count != len(ids):
-            raise _missing(lanes)
-        if headed:
+        found = columns.of(lanes, ids, self._packed)
+        if found is None:
             return None
         keys = [family for family, _ in chosen] if "key" in self._wanted else []
-        depths = [len(some) for _, some in chosen]
-        return PackedColumns(
-            lanes.shard, count, keys, depths, seqs, arrivals or "", sent_at or "", sizes or "", bodies or b""
-        )  # fmt: skip
+        return PackedColumns(lanes.shard, len(ids), keys, [len(some) for _, some in chosen], *found)
 
     def _rows(self, lanes: ShardLanes, ids: list[int], tried: dict[int, int]) -> list[Row]:
         messages = lanes.whole(ids)

@@ -6,7 +6,7 @@ The batch rule: take the oldest ready lane that nobody holds, with as many of it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -35,6 +35,7 @@ SIZED_TOGETHER: Final = 1_000
 """How many messages of a claim that is limited in bytes are planned before their sizes are read."""
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
+Fill = Callable[["ShardLanes", Claimed, list[Group]], None]
 
 
 class Claiming:
@@ -419,8 +420,12 @@ def claim(tx: Tx, request: Request) -> Claimed:
     return out
 
 
-def planned(tx: Tx, request: Request) -> tuple[Claimed, list[Group]]:
-    """Plan a claim, and read its messages. The caller calls `write`, or lets the plan be refused."""
+def planned(tx: Tx, request: Request, add: Fill | None = None) -> tuple[Claimed, list[Group]]:
+    """Plan a claim, and read its messages. The caller calls `write`, or lets the plan be refused.
+
+    Args:
+        add: adds the messages; None: `fill`.
+    """
     store = tx.lanes
     assert store is not None
     claiming = store.claiming
@@ -428,7 +433,7 @@ def planned(tx: Tx, request: Request) -> tuple[Claimed, list[Group]]:
     groups = claiming.plan(request, max(tx.now, store.memory.at), tx)
     out.more = claiming.cut_short
     if groups:
-        _fill(store, out, groups)
+        (add or fill)(store, out, groups)
         out.token = store.memory.new_token()
     return out, groups
 
@@ -465,7 +470,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old:
         memory.unsure = False
         return None
     out = _prepared(store, request, now, length)
-    _fill(store, out, groups)
+    fill(store, out, groups)
     out.token = memory.new_token()
     return out, groups
 
@@ -490,7 +495,7 @@ def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Cla
     return out
 
 
-def _fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
+def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     """Add the messages of the lanes that a claim takes. One whose row is gone belongs to a process that slept past its lease."""
     shard, cache = store.shard, store.memory.rows
     ids = [i for _, chosen in groups for i in chosen]

@@ -17,7 +17,7 @@ from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lanes import history
 from ..lanes.leases import Claimed, Request
-from . import claiming, ending
+from . import claiming, columns, ending
 from .shard_lanes import ShardLanes
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def claim(tx: Tx, request: Request, pack: Callable[[Claimed], T]) -> tuple[Claim
     """
     store = tx.lanes
     assert store is not None
-    out, groups = claiming.planned(tx, request)
+    out, groups = claiming.planned(tx, request, columns.fill if request.packed else None)
     if not groups:
         return out, None
     try:
