@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 LATE: Final = (
+    "strictq._store.onelane.expiring",
     "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
     "strictq._findings", "strictq._hashing", "strictq._views", "strictq._store.disk.foreign", "strictq._store.disk.stored_pages",
     "strictq._store.lanes.check", "strictq._store.merging", "strictq._store.shipping.capture",
