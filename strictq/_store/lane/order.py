@@ -10,7 +10,7 @@ Entries are dropped lazily: one is valid if the lane's `listed` equals its place
 from __future__ import annotations
 
 from collections import deque
-from heapq import heapify, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from .entries import NEVER
@@ -130,6 +130,14 @@ class LaneOrder:
             self.delayed_rest.lower(lane.due)
         elif lane.listed > 0:
             self.ready_rest.lower(lane.listed)
+
+    def drop_past(self, lanes: dict[bytes, LiveLane]) -> None:
+        """Forget the next ends of delays and leases that will not come, so that the first ones are exact."""
+        delays, ends = self.delays, self.ends
+        while delays and ((lane := lanes.get(delays[0][1])) is None or lane.due != delays[0][0] or lane.grant is not None):
+            heappop(delays)
+        while ends and not ends[0][2].left:
+            heappop(ends)
 
     def drop_stale(self, lanes: dict[bytes, LiveLane]) -> None:
         """Forget entries that are not valid any more, once they are most of all.

@@ -195,12 +195,17 @@ class Claiming:
             self._memory.place(lane)
 
     def look_ahead(self) -> None:
-        """Find the next lanes at rest in each index, unless they are known."""
-        order = self._memory.order
+        """Find the next lanes at rest in each index, and the next ends of delays and leases."""
+        order, lanes = self._memory.order, self._memory.lanes
+        order.drop_past(lanes)
         for statement, cursor in (
             (resting.READY, order.ready_rest), (resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest),
         ):  # fmt: skip
             if cursor.next == -NEVER or not cursor.ahead:
+                resting.look_ahead(self._db, statement, cursor)
+        for statement, cursor in ((resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest)):
+            while cursor.ahead and (lane := lanes.get(cursor.ahead[0][1])) is not None and not lane.rest:
+                cursor.after = cursor.ahead.popleft()  # a loaded lane may differ from its row
                 resting.look_ahead(self._db, statement, cursor)
 
     # ---- the order
