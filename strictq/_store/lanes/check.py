@@ -311,7 +311,8 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
         try:
             found: list[tuple[Problem, Fix | None]] = []
             if shard.lanes is not None:
-                found = shard.view(_check_memory)
+                with suppress(StoreCorrupt):  # reading the file again says what is wrong
+                    found = shard.view(_check_memory)
             if shard.hot is not None:
                 found = shard.look(bound(check_logs, shard.number), hot=False)
             if not found:
@@ -338,10 +339,7 @@ def _check_memory(lanes: ShardLanes) -> list[tuple[Problem, Fix | None]]:
         assert tx.lanes is not None
         tx.lanes.begin_anew()
 
-    try:
-        return [(Problem(lanes.shard, "memory", text, fixable=True), fix) for text in islice(checking.differences(lanes), 20)]
-    except StoreCorrupt:
-        return []  # reading the file again says what is wrong
+    return [(Problem(lanes.shard, "memory", text, fixable=True), fix) for text in islice(checking.differences(lanes), 20)]
 
 
 def check_catalog(store: Store) -> list[Problem]:

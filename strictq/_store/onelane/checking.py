@@ -75,7 +75,7 @@ class _Check:
     """One check of a shard.
 
     Attributes:
-        unresolved: the arrival numbers of all unresolved messages.
+        unresolved: the arrival numbers of all unresolved messages, without those of unreadable lanes.
         endless: by token, how many messages leases without a deadline have. `endless_of`: their lanes and consumers.
     """
 
@@ -86,6 +86,7 @@ class _Check:
         self._owns = owns
         self.unresolved = array("q")
         self.n_lanes = 0
+        self.unreadable = 0
         self.endless: Counter[int] = Counter()
         self.endless_of: list[tuple[int, str, bytes]] = []
 
@@ -107,6 +108,7 @@ class _Check:
                     row = store.rows.row(key)
                     (lane,) = lanes_at_rest(store, [key])
                 except _INVALID as e:
+                    self.unreadable += 1
                     yield "lane", f"lane {key!r}: {_text(e)}", None
                     continue
                 yield from self._lane(lane, (row.position, row.due, row.held_at, row.lsn))
@@ -124,6 +126,7 @@ class _Check:
             view = LaneView(store, lane, 0)
             messages = view.unresolved(0, _ALL)
         except _INVALID as e:
+            self.unreadable += 1
             yield "lane", f"lane {key!r}: {_text(e)}", None
             return
         self.unresolved.extend([i for _, i in messages])
@@ -232,7 +235,7 @@ class _Check:
                     yield "dead_seq", f"{where} is unresolved and a dead letter", None
                 elif noted and (is_pending or is_dead):
                     yield "gone", f"{where} is not resolved, but noted as such", _unnote(i)
-                elif not (is_pending or is_dead or noted or i in fresh) and i != memory.top:
+                elif not (is_pending or is_dead or noted or i in fresh or self.unreadable) and i != memory.top:
                     yield "gone", f"{where} is resolved, but its row is not noted for deletion", _note(i)
                 if is_pending or is_dead:
                     if not has_body:
@@ -304,7 +307,8 @@ class _Check:
         for name, need in (("pending", len(self.unresolved)), ("dead", dead), ("lanes", self.n_lanes)):
             have = getattr(totals, name)
             if have != need:
-                yield "counter", f"{name} is {have}, but there are {need}", _set_total(name)
+                fix = None if self.unreadable else _set_total(name)
+                yield "counter", f"{name} is {have}, but there are {need}", fix
 
 
 def _is_of(place: tuple[bytes, int] | None, key: bytes, seq: int) -> bool:
