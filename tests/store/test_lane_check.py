@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import apsw
@@ -171,8 +170,8 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
         assert q.check() == []
 
 
-def test_a_memory_that_differs_from_the_file_is_reported_and_built_anew(make: Opener, clock: FakeClock, tmp_path: Path) -> None:
-    q = make(shards=1, keyless="random")
+def test_a_memory_that_differs_from_the_file_is_reported_and_built_anew(disk: Opener, clock: FakeClock) -> None:
+    q = disk(shards=1, keyless="random")
     furnish(q, clock)
     lanes = shard_of(q).lanes
     assert lanes is not None
