@@ -2095,6 +2095,13 @@ MUTATIONS = [
         *SHARD_LANES,
     ),
     _store(
+        "one lane: each process finds the same first unresolved message",
+        "lane/live_lane.py",
+        "        if not ids and self.holes and self.deep and not self.held:",
+        "        if False:",
+        *SHARD_LANES,
+    ),
+    _store(
         "one lane: a row says where its lane is listed",
         "onelane/folding.py",
         "        self._loader.place_all()",

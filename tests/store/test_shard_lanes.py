@@ -15,6 +15,7 @@ from strictq._errors import LeaseLost, QueueFull, SchemaMismatch, StoreCorrupt
 from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
 from strictq._store.lane import entries as kinds
+from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import EFFECTS, StoreLimits
 from strictq._store.lanes.failures import AttemptFailure
 from strictq._store.lanes.leases import Settlement
@@ -347,6 +348,23 @@ def checked(opened: Opened) -> LaneFile:
     for n in range(24):
         send(shard, 1, b"sb%d" % n)
     return shard
+
+
+def test_the_first_unresolved_message_does_not_depend_on_how_much_of_a_lane_is_loaded() -> None:
+    """Otherwise a process would write a row that begins at parts of its ids that another one has deleted."""
+    whole, windowed, joining = (LiveLane(KEY, 6) for _ in range(3))
+    for lane in (whole, windowed, joining):
+        lane.first = 1
+    whole.ids = [1, 0, 0, 4, 5, 6]
+    windowed.ids, windowed.deep, windowed.split, windowed.holes = [1], 5, True, {2, 3}
+    joining.ids, joining.deep, joining.split, joining.holes, joining.new = [1], 2, True, {2, 3}, [4, 5, 6]
+    assert [lane.resolve([1]) for lane in (whole, windowed, joining)] == [3, 1, 1 - 3]
+    assert [(lane.first, lane.deep, lane.split) for lane in (whole, windowed, joining)] == [
+        (4, 0, False),
+        (4, 3, True),
+        (4, 0, False),
+    ]
+    assert whole.ids == joining.ids == [4, 5, 6]
 
 
 def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> None:

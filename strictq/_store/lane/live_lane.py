@@ -232,20 +232,39 @@ class LiveLane:
     def trim(self) -> int:
         """Forget resolved messages at its beginning; of a lease, only leased ones. Return how many positions there were.
 
-        `held` counts positions, so leading ones may go only within it.
+        `held` counts positions, so leading ones may go only within it. Holes behind an empty window go, too: `first` must be the
+        same in every process, however much of the lane it has loaded, because a row's ids begin there. The result is negative
+        if the ids in `new` join the window.
         """
         ids = self.ids
-        if not ids or ids[0]:
+        removed = 0
+        while ids and not ids[0]:
+            most = self.held or len(ids)
+            n = 1
+            while n < most and not ids[n]:
+                n += 1
+            del ids[:n]
+            self.first += n
+            removed += n
+            if self.held:
+                self.held -= n
+        if not ids and self.holes and self.deep and not self.held:
+            removed -= self._pass_holes(self.holes)
+        return removed
+
+    def _pass_holes(self, holes: set[int]) -> int:
+        """Forget resolved messages behind an empty window. Return by how many positions the window became longer."""
+        while self.deep and self.first in holes:
+            holes.discard(self.first)
+            self.first += 1
+            self.deep -= 1
+        if not holes:
+            self.holes = None
+        if self.deep:
             return 0
-        most = self.held or len(ids)
-        n = 1
-        while n < most and not ids[n]:
-            n += 1
-        del ids[:n]
-        self.first += n
-        if self.held:
-            self.held -= n
-        return n
+        self.split = False
+        self.ids, self.new = self.new, None
+        return len(self.ids or ()) - self.trim()
 
     def resolve(self, ids: list[int]) -> int:
         """Remove resolved messages. Return by how many positions the window became shorter."""

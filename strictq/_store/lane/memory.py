@@ -201,8 +201,9 @@ class ShardMemory:
             place: its place in the order, if it is ready; 0: that of the arrival of its head.
         """
         ids = lane.ids
-        if ids and not ids[0]:
+        if not ids[0] if ids else lane.holes:
             self.loaded -= lane.trim()
+            ids = lane.ids
         rare = lane.rare
         if rare is None and ids:
             lane.due = 0
