@@ -23,7 +23,7 @@ FORMAT: Final = 2
 NEXT_FORMAT: Final = 3
 """The format that is being built: lanes of one kind."""
 NEXT_VARIABLE: Final = "STRICTQ_NEXT_FORMAT"
-"""The variable by which new queues have that format, and older ones may be migrated to it."""
+"""The variable by which new queues have that format, and older ones may be migrated to it. Without it, that format is refused."""
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated. Releases without replication then refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
@@ -93,7 +93,7 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False, 
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
-    if version > (max(FORMAT, NEXT_FORMAT) if wanted is None else wanted):
+    if version > (newest() if wanted is None else wanted):
         raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest that this strictq supports", shard=shard)
     least = FORMAT if wanted is None else wanted
     if version < least and not older:
