@@ -73,6 +73,7 @@ def reports(q: Queue) -> list[Any]:
     return found
 
 
+@pytest.mark.no_second_process("it may have begun without the variable, and then refuses the format")
 def test_a_queue_in_every_state_has_no_problems_and_looks_the_same_at_rest(make: Opener, clock: FakeClock) -> None:
     q = make(shards=1, keyless="random")
     furnish(q, clock)
