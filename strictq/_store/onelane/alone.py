@@ -23,13 +23,13 @@ from .shard_lanes import ShardLanes
 
 
 class LaneAlone:
-    """Sends, receives and acks of one shard."""
+    """Sends, receives and acks of one shard.
+
+    Args:
+        syncs: commits of the queue are synced.
+    """
 
     def __init__(self, host: DirectHost, lanes: ShardLanes, writer: Writer, *, syncs: bool) -> None:
-        """
-        Args:
-            syncs: commits of the queue are synced.
-        """
         self._syncs = syncs
         self._host = host
         self._lanes = lanes

@@ -348,16 +348,15 @@ class ShardLanes:
         """Write what a transaction needs before its COMMIT: an entry if nothing else tells others of it, and folds."""
         memory = self.memory
         seen, top, changes, work = self._begun
-        if self.mark_changed or (
-            (memory.seen, memory.top) == (seen, top) and self.db.total_changes() != changes
-        ):  # fmt: skip
-            if self.mark_changed:
-                memory.totals.empty_receives += empties.take_empty_receives(self.shard)
-                self.folder.store_mark(memory.seen + 1)
+        if self.mark_changed:
+            memory.totals.empty_receives += empties.take_empty_receives(self.shard)
+            self.folder.store_mark(memory.seen + 1)
             self.append(kinds.NOTE, (), data=b"")
-        elif memory.seen == seen and memory.top != top and self._sent_before(tx.now):
+        elif memory.seen == seen:
             # A forwarded message was sent earlier. The time of the newest row must be that of its commit: see `commit_time`.
-            self.append(kinds.NOTE, (), data=b"")
+            needs_note = self._sent_before(tx.now) if memory.top != top else self.db.total_changes() != changes
+            if needs_note:
+                self.append(kinds.NOTE, (), data=b"")
         if self.folder.is_due:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
