@@ -92,7 +92,7 @@ class Catalog(NamedTuple):
     @property
     def has_lanes(self) -> bool:
         """Whether its shards have the format that is being built."""
-        return self.format == migrate.NEXT_FORMAT
+        return self.format >= migrate.ONE_LANE
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
@@ -104,7 +104,7 @@ def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) 
     require_scope(config, shards)
     return Catalog(
         os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards),
-        format=migrate.newest(),
+        format=migrate.FORMAT,
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
     if db.filename and db.pragma("journal_mode") != "wal":
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
-    if migrate.version_of(db, migrate.SHARD_ID) == migrate.NEXT_FORMAT:
+    if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
         mark.read(db, part.shard)
     elif db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
         raise StoreCorrupt("its counters are out of range", shard=part.shard)
@@ -286,7 +286,7 @@ def last_time(directory: Path, part: Range) -> int:
     try:
         db = connect(str(directory / part.file), durability="process")
         try:
-            if migrate.version_of(db, migrate.SHARD_ID) == migrate.NEXT_FORMAT:
+            if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
                 newest: int = db.execute(LANE_LOG.last_time).get
                 return newest
             at: int = Totals.read(db).last_time if db.execute(HOT.exists).get is None else db.execute(HOT.last_time).get

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,15 +14,13 @@ from .._errors import SchemaMismatch, StoreCorrupt, StoreError
 from .._sql import CATALOG, FORMAT_2, FORMAT_3, REPLICATION, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The format this version writes, in PRAGMA user_version of every file.
 
-2: a shard has the logs of hot lanes, and the errors of attempts.
+2: a shard has the logs of hot lanes, and the errors of attempts. 3: a lane is a row, and every change is a row of a journal.
 """
-NEXT_FORMAT: Final = 3
-"""The format that is being built: lanes of one kind."""
-NEXT_VARIABLE: Final = "STRICTQ_NEXT_FORMAT"
-"""The variable by which new queues have that format, and older ones may be migrated to it. Without it, that format is refused."""
+ONE_LANE: Final = 3
+"""The first format whose shards have lanes of one kind. `migrating.moving` brings older ones to it."""
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated. Releases without replication then refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
@@ -46,7 +43,7 @@ def _add_logs(db: apsw.Connection) -> None:
 STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing, 2: _nothing}, SHARD_ID: {1: _add_logs}}
 """For each kind of file, the step that leads from a format to the next one. Each runs in one transaction with its stamp.
 
-A shard of format 2 is moved to the next one in many transactions: see `migrating.moving`.
+A shard of format 2 is moved to format 3 in many transactions: see `migrating.moving`.
 """
 LEFT_OVER: Final = "next_"
 """The names of tables that an interrupted move to the next format left in a shard begin so."""
@@ -58,11 +55,6 @@ _SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD_SCHEMA}
 _SPACE: Final = re.compile(r"--[^\n]*|\s+")
 _QUOTED: Final = re.compile(r'"(\w+)"')
 """A name as SQLite writes it where it renames a table."""
-
-
-def newest() -> int:
-    """Return the format of new queues, to which older ones are migrated."""
-    return NEXT_FORMAT if os.environ.get(NEXT_VARIABLE) else FORMAT
 
 
 def stamp(db: apsw.Connection, kind: int, version: int | None = None) -> None:
@@ -93,7 +85,7 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False, 
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
-    if version > (newest() if wanted is None else wanted):
+    if version > (FORMAT if wanted is None else wanted):
         raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest that this strictq supports", shard=shard)
     least = FORMAT if wanted is None else wanted
     if version < least and not older:
@@ -156,10 +148,10 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
     """
     db = apsw.Connection(":memory:")
     try:
-        has_lanes = kind == SHARD_ID and version == NEXT_FORMAT
+        has_lanes = kind == SHARD_ID and version >= ONE_LANE
         db.execute(FORMAT_3 if has_lanes else _SCHEMAS[kind]).fetchall()
         for before, step in steps:
-            if before < version and not has_lanes:
+            if (ONE_LANE if has_lanes else OLDEST) <= before < version:
                 step(db)
         if optional:
             db.execute(optional).fetchall()

@@ -165,15 +165,14 @@ class Shard:
 
     def _migrate(self, db: apsw.Connection) -> None:
         """Bring the file to the format of its queue."""
-        if migrate.version_of(db, migrate.SHARD_ID) == self._host.catalog.format:
-            return
-        migrate.bring_up(db, migrate.SHARD_ID, self.number)
-        if self.lanes is not None:
+        if migrate.version_of(db, migrate.SHARD_ID) < migrate.ONE_LANE:
             from .migrating import moving  # imported late: once in the life of a queue
 
             assert self.path is not None
+            migrate.bring_up(db, migrate.SHARD_ID, self.number, migrate.ONE_LANE - 1)
             self.wal.watch(db)
             moving.move(db, self.path, self.number, self.range.owns)
+        migrate.bring_up(db, migrate.SHARD_ID, self.number)
 
     def _missing(self) -> str | None:
         """Return which of the files that SQLite creates beside the database is missing, or None."""

@@ -55,13 +55,12 @@ def upgrade(
 
 def _look(directory: Path) -> Migration:
     known = catalog.read(directory, older=True)
-    to = max(known.format, migrate.newest())
+    to = max(known.format, migrate.FORMAT)
     found = {layout.CATALOG: _format(directory / layout.CATALOG, -1, migrate.CATALOG_ID)}
     found |= {part.file: _format(directory / part.file, part.shard, migrate.SHARD_ID) for part in known.topology}
     old = [directory / name for name, number in found.items() if number < to]
-    needs = len(old) * SHARD_BYTES
-    if to == migrate.NEXT_FORMAT:
-        needs += sum(path.stat().st_size + layout.wal_bytes(path) for path in old)  # their messages are copied
+    copied = [directory / name for name, number in found.items() if number < migrate.ONE_LANE]
+    needs = len(old) * SHARD_BYTES + sum(path.stat().st_size + layout.wal_bytes(path) for path in copied)
     return Migration(min(found.values()), to, len(found), len(old), needs, done=not old)
 
 

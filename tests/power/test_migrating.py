@@ -10,7 +10,6 @@ import pytest
 
 import strictq
 from strictq import SchemaMismatch
-from strictq._store import migrate
 from strictq._store.migrating import moving, reader
 from strictq.testing import FakeClock
 from tests.store.test_format_2 import Waiting
@@ -63,7 +62,6 @@ def test_a_cut_at_any_point_of_a_migration(phase: int, place: Path) -> None:
 @pytest.mark.parametrize("kind", ["backlog_shards", "retries"])
 def test_a_cut_at_any_point_of_a_move_to_the_next_format(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shard has format 2 until its last transaction."""
-    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
     monkeypatch.setattr(reader, "PART_MESSAGES", 20)
     monkeypatch.setattr(moving, "WAL_BYTES", 1 << 16)
     facts = format_2.facts_of(kind)

@@ -9,18 +9,12 @@ import attrs
 import pytest
 
 from strictq import Message, Queue
-from strictq._store import migrate
 from strictq._store.commit.tx import Tx
 from strictq.testing import FakeClock
 from tests.support.internals import shard_of, tamper
 from tests.support.queues import Opener, drain, shard_file
 
 KEYS = ["ready", "deep", "leased", "dead", "held", "delayed", "retried", "redriven", "holed", "empty"]
-
-
-@pytest.fixture(autouse=True)
-def next_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
 
 
 def put_to_rest(q: Queue) -> None:

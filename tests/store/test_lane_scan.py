@@ -16,7 +16,6 @@ from strictq._keys import Key, encode_key
 from strictq._store.bulk import lane_scan
 from strictq._store.bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.migrate import NEXT_VARIABLE
 from strictq.testing import FakeClock
 from tests.support.internals import shard_of
 
@@ -26,11 +25,10 @@ SIZE = BlockSize(1_000, 1 << 20)
 
 @pytest.fixture
 def q(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    return opened(tmp_path, monkeypatch)
+    return opened(tmp_path)
 
 
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Queue:
-    monkeypatch.setenv(NEXT_VARIABLE, "1")
+def opened(tmp_path: Path, **settings: Any) -> Queue:
     config = QueueConfig(keyless="round_robin", keyless_lanes=2, max_attempts=None, **settings)
     return strictq.open(tmp_path / "q", config=config, durability="process", clock=FakeClock())
 
@@ -188,7 +186,7 @@ def test_none_is_read_twice_and_none_that_stays_is_missed(seed: int, tmp_path: P
     monkeypatch.setattr(lane_scan, "STEP", 1 + seed % 7)
     monkeypatch.setattr(lane_scan, "ROWS_TOGETHER", 1 + seed % 3)
     monkeypatch.setattr(lane_scan, "LANES_STEP", 1 + seed % 5)
-    with opened(tmp_path, monkeypatch) as q:
+    with opened(tmp_path) as q:
         walk = Walk(q, seed)
         for _ in range(60):
             walk.step()

@@ -29,18 +29,13 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture(autouse=True)
-def next_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
-
-
 def migrated(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, FakeClock]:
     """Return a queue of the next format, the facts about it, and its clock."""
     facts = format_2.facts_of(kind)
     clock = format_2.clock_of(facts)
     path = format_2.unpacked(kind, place / "made")
     found = strictq.migrate(path, clock=clock)
-    assert (found.before, found.format, found.done) == (2, migrate.NEXT_FORMAT, True)
+    assert (found.before, found.format, found.done) == (2, migrate.FORMAT, True)
     return strictq.open(path, clock=clock, **options), facts, clock
 
 
@@ -134,7 +129,7 @@ def test_a_dry_run_says_how_much_room_it_needs(place: Path) -> None:
     path = format_2.unpacked("backlog_shards", place / "made")
     before = {file.name: file.read_bytes() for file in path.glob("*.db")}
     found = strictq.migrate(path, dry_run=True)
-    assert (found.before, found.format, found.done) == (2, migrate.NEXT_FORMAT, False)
+    assert (found.before, found.format, found.done) == (2, migrate.FORMAT, False)
     assert found.needs_bytes > sum(map(len, before.values()))
     assert {file.name: file.read_bytes() for file in path.glob("*.db")} == before
 
@@ -143,23 +138,15 @@ def test_format_1_is_migrated_at_once(tmp_path: Path) -> None:
     clock = FakeClock()
     path = format_1.unpacked("busy", tmp_path / "q")
     found = strictq.migrate(path, clock=clock)
-    assert (found.before, found.format, found.done) == (1, migrate.NEXT_FORMAT, True)
+    assert (found.before, found.format, found.done) == (1, migrate.FORMAT, True)
     with strictq.open(path, clock=clock) as q:
         assert q.check() == []
         format_1.require_busy(q)
 
 
-def test_without_the_variable_nothing_is_migrated(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(migrate.NEXT_VARIABLE)
-    path = format_2.unpacked("backlog_hot", place / "made")
-    found = strictq.migrate(path)
-    assert (found.format, found.old, found.done) == (2, 0, True)
-
-
 def test_messages_far_apart_are_delivered_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane whose old dead letters return has a gap that its row does not list position by position."""
     monkeypatch.setattr(moving, "HOLES_MAX", 10)
-    monkeypatch.delenv(migrate.NEXT_VARIABLE)
     clock = FakeClock()
     config = QueueConfig(retry_delay_seconds=0.0)
     with strictq.open(tmp_path / "q", shards=1, clock=clock, config=config) as q:
@@ -176,7 +163,6 @@ def test_messages_far_apart_are_delivered_in_order(tmp_path: Path, monkeypatch: 
         live[0].ack()
         (d,) = q.receive(1, keys=["behind"])
         q.reject("behind", 95, "operator", force=True)
-    monkeypatch.setenv(migrate.NEXT_VARIABLE, "1")
     strictq.migrate(tmp_path / "q", clock=clock)
     with strictq.open(tmp_path / "q", clock=clock) as q:
         assert q.check() == []

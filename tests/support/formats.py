@@ -11,7 +11,7 @@ from strictq._store import migrate
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
 
 NEXT = FORMAT + 1
-NEWER = max(FORMAT, migrate.NEXT_FORMAT) + 1
+NEWER = FORMAT + 1
 """A format that this version does not know."""
 
 
@@ -32,5 +32,3 @@ def become_next(patch: pytest.MonkeyPatch, shard_step: Callable[[apsw.Connection
         patch.setitem(migrate.STEPS[SHARD_ID], FORMAT + n, shard_step)
         patch.setitem(migrate.STEPS[CATALOG_ID], FORMAT + n, note if n == 0 else lambda _db: None)
     patch.setattr(migrate, "FORMAT", FORMAT + formats)
-    patch.setattr(migrate, "NEXT_FORMAT", 0)  # what that version builds has no place here
-    patch.delenv(migrate.NEXT_VARIABLE, raising=False)

@@ -340,7 +340,7 @@ class _Move:
         mark.write(db, stored, known)
         self._many(MIGRATING.forget_meta, [(name,) for name in RARE])
         db.execute(SHARD.write_meta, ("last_outbox", totals["last_outbox"]))
-        migrate.stamp(db, migrate.SHARD_ID, migrate.NEXT_FORMAT)
+        migrate.stamp(db, migrate.SHARD_ID, migrate.ONE_LANE)
 
     def _keep_newest(self, top: int) -> None:
         """Let a row have the newest arrival number, which is never issued again. It is that of a resolved message."""
