@@ -26,7 +26,7 @@ from .._errors import (
     UnknownMessage,
 )
 from .._log import log
-from .._sql import HOT, LANE_LOG, SHARD
+from .._sql import LANE_LOG, SHARD
 from .._types import Event
 from . import catalog, migrate
 from .commit.alone import Alone
@@ -36,22 +36,16 @@ from .commit.checkpoint import ShardWal, WalHost
 from .commit.connection import MEMORY, after_commit, check_file, connect, translate
 from .commit.host import Host
 from .commit.reader import Reader
-from .commit.tx import Totals, Tx
+from .commit.tx import Tx
 from .commit.writer import Writer
 from .disk import layout
 from .disk.stored import present
-from .hot import cooling
-from .hot.direct import Direct
-from .hot.look import Shadows
-from .hot.memory import Memory
 from .onelane.alone import LaneAlone
 from .onelane.shard_lanes import ShardLanes
 from .shipping.confirming import Confirming
 from .topology import Range
 
-P = TypeVar("P")
 T = TypeVar("T")
-Pick = Callable[[Memory, apsw.Connection], P]
 
 DRAIN_TRIES: Final = 3
 MEMORY_SECONDS: Final = 0.1
@@ -87,25 +81,15 @@ class Shard:
         self._suspects: int | None = None
         self._host = host
         self._guard: Guard | None = None
-        self.lanes = ShardLanes(part.shard) if host.catalog.has_lanes else None
-        """The lanes of a shard of format 3. None: it has an older format."""
-        self.hot = Memory(part.shard) if self.path is not None and self.lanes is None else None
-        self._writer = Writer(
-            self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, lanes=self.lanes,
-            end_boot=cooling.cool_all,
-        )  # fmt: skip
-        self.direct: Direct | LaneAlone | None = None
-        if self.lanes is not None:
-            self.direct = LaneAlone(host, self.lanes, self._writer, syncs=grouped)
-        elif self.hot is not None:
-            self.direct = Direct(host, part.shard, self.hot, self._writer)
-        """Executes single-statement operations. None: this shard has none."""
+        self.lanes = ShardLanes(part.shard)
+        """The lanes as the holder of the write lock sees them."""
+        self._writer = Writer(self._open, part, host, self.lanes, grouped=grouped, in_memory=self.path is None)
+        self.direct = LaneAlone(host, self.lanes, self._writer, syncs=grouped)
+        """Executes single-statement operations."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
-        memory = Memory(part.shard)
-        shadows = Shadows(memory) if self.lanes is None else None
-        self._reader = Reader(self._connect, self._writer, part.shard, host, memory, shadows)
+        self._reader = Reader(self._connect, self._writer, part.shard, host)
         """For reads that may take long."""
-        self._glances = Reader(self._connect, self._writer, part.shard, host, Memory(part.shard))
+        self._glances = Reader(self._connect, self._writer, part.shard, host)
         """For short reads while the writing connection is in use."""
         self._reader_lanes, self._glance_lanes = ShardLanes(part.shard), ShardLanes(part.shard)
         self.checkpoint_lock = threading.Lock()
@@ -247,10 +231,10 @@ class Shard:
             raise after_commit(e, self.number)  # noqa: B904 - it has its cause
         return result
 
-    def cool(self) -> None:
-        """Move hot lanes to the tables, in bounded steps."""
-        while self.hot is not None and not self.run(cooling.cool_some):
-            pass
+    hot: Any = None
+    cool: Any = None
+    look_hot: Any = None
+    read_hot: Any = None
 
     def drain(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
         """Run an operation that makes room (acks, receives). On a full disk the reserve is released for it."""
@@ -264,11 +248,11 @@ class Shard:
             result = self.run(operation, seconds, synced=synced)
         if self.path is not None and (self._host.short_of_space or self._frees):
             with suppress(StrictqError):  # the operation is committed
-                self.run(cooling.cut if self.lanes is None else _free)
+                self.run(_free)
         return result
 
     @property
-    def fast(self) -> Direct | LaneAlone | None:
+    def fast(self) -> LaneAlone | None:
         """Executes single-statement operations. None: not possible now."""
         host = self._host
         if self.failed is not None or host.short_of_space or host.confirming.active or self._frees:
@@ -277,11 +261,8 @@ class Shard:
 
     @property
     def _frees(self) -> bool:
-        """Whether the rows of resolved messages are deleted at once, because the disk has little room left.
-
-        In format 2, messages are not written to the logs then.
-        """
-        return self.lanes is not None and self.wal.cramped
+        """Whether the rows of resolved messages are deleted at once, because the disk has little room left."""
+        return self.wal.cramped
 
     def keep_wal_short(self) -> None:
         """Checkpoint after a commit if the WAL has outgrown its limit."""
@@ -374,22 +355,6 @@ class Shard:
         except StoreBusy:
             return self._glances.look(look)
 
-    def read_hot(self, pick: Pick[P], look: Callable[[apsw.Connection, P | None], T]) -> T:
-        """Run a short read that needs a part of the hot lanes. It waits only briefly for a running transaction.
-
-        Args:
-            pick: takes this part from memory, as of the read transaction.
-            look: gets it. None: in memory, no lane is hot.
-        """
-        self.require()
-        hot = self.hot
-        if hot is None:
-            return self._writer.read(lambda db: look(db, None))
-        try:
-            return self._writer.read(lambda db: look(db, pick(hot, db)), MEMORY_SECONDS)
-        except StoreBusy:
-            return self._glances.look_at(pick, look, 0.0)
-
     def view(self, look: Callable[[ShardLanes], T], seconds: float = MEMORY_SECONDS) -> T:
         """Run a short read of lanes, in a read transaction. It waits only briefly for a running transaction.
 
@@ -398,7 +363,6 @@ class Shard:
         """
         self.require()
         lanes = self.lanes
-        assert lanes is not None
         if self.path is None:
             return self._writer.read(lambda db: _viewed(lanes, db, look))
         try:
@@ -410,7 +374,6 @@ class Shard:
         """Run a long read of lanes, on a connection that no writer waits for."""
         self.require()
         lanes = self.lanes
-        assert lanes is not None
         if self.path is None:
             return self._writer.read(lambda db: _viewed(lanes, db, look))
         if self._reader.db is None:
@@ -443,36 +406,13 @@ class Shard:
     def pending(self) -> int:
         """Return the committed number of unresolved messages. Never waits for a transaction, not even the caller's own."""
         self.require()
-        if self.lanes is not None and self.path is not None:
-            return self._glances.look(lambda db: _viewed(self._glance_lanes, db, lambda lanes: lanes.memory.totals.pending))
-        look = _pending if self.hot is None else _pending_with_logs
-        if self.lanes is not None:
+        if self.path is None:
             return self._writer.pending
-        if self.busy:
-            return self._writer.pending if self.path is None else self._glances.glance(look)
-        return self.glance(look)
-
-    def hot_outlook(self, newest: tuple[int, int]) -> tuple[bool, int]:
-        """Return whether a hot lane may be ready, and a time before which none of their leases ends.
-
-        Waits briefly for other threads of this process, because reading everything that its own memory knows costs far more.
-
-        Args:
-            newest: the last rows of the logs.
-        """
-        hot = self.hot
-        assert hot is not None
-        if not hot.is_behind(*newest):
-            return hot.looks_ready, hot.next_deadline
-        if self._writer.is_inside:
-            return self._glances.look_at(Memory.outlook, _picked, 0.0)
-        return self.read_hot(Memory.outlook, _picked)
+        return self._glances.look(lambda db: _viewed(self._glance_lanes, db, lambda lanes: lanes.memory.totals.pending))
 
     def newest(self) -> int:
         """Return the newest arrival number."""
-        if self.lanes is not None:
-            return self.glance(_newest_message)
-        return self.glance(_newest if self.hot is None else _newest_with_logs)
+        return self.glance(_newest_message)
 
     @property
     def read_only(self) -> bool:
@@ -489,29 +429,16 @@ class Shard:
         if self.path is None:
             self.require()
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
-        return self.look(lambda db: self._query(db, self._guarded(db), sql, params), hot=None)
+        return self.look(lambda db: self._query(db, self._guarded(db), sql, params))
 
-    def look(self, look: Callable[[apsw.Connection], T], *, hot: bool | None = True) -> T:
-        """Run a long read, on a connection that no writer waits for.
-
-        Args:
-            hot: it sees hot lanes, too, as if they were in the tables. None: it reads neither.
-        """
+    def look(self, look: Callable[[apsw.Connection], T], *, hot: Any = None) -> T:  # noqa: ARG002 - until format 2 is gone
+        """Run a long read of tables, on a connection that no writer waits for."""
         self.require()
         if self.path is None:
             return self._writer.read(look)
         if self._reader.db is None:
             self._writer.require_outside()
-        return self._reader.look(look, shadows=hot)
-
-    def look_hot(self, pick: Pick[P], look: Callable[[apsw.Connection, P | None], T]) -> T:
-        """Run a long read, as `look` does, that needs a part of the hot lanes, as in `read_hot`."""
-        self.require()
-        if self.hot is None:
-            return self._writer.read(lambda db: look(db, None))
-        if self._reader.db is None:
-            self._writer.require_outside()
-        return self._reader.look_at(pick, look, MEMORY_SECONDS)
+        return self._reader.look(look)
 
     def interrupt(self) -> None:
         """End a `look` that runs now in another thread, with an error."""
@@ -618,14 +545,8 @@ class Shard:
         self.wal.abandon()
 
 
-def _picked(_db: apsw.Connection, part: P | None) -> P:
-    assert part is not None
-    return part
-
-
 def _free(tx: Tx) -> None:
     """Give back the room of resolved messages of a shard of format 3."""
-    assert tx.lanes is not None
     tx.lanes.folder.free(tx.now)
 
 
@@ -644,24 +565,6 @@ def _viewed(lanes: ShardLanes, db: apsw.Connection, look: Callable[[ShardLanes],
 
 def _newest_message(db: apsw.Connection) -> int:
     newest: int = db.execute(LANE_LOG.newest).get[1]
-    return newest
-
-
-def _pending(db: apsw.Connection) -> int:
-    return Totals.read(db).pending
-
-
-def _pending_with_logs(db: apsw.Connection) -> int:
-    pending: int = db.execute(HOT.pending).get
-    return pending
-
-
-def _newest(db: apsw.Connection) -> int:
-    return Totals.read(db).last_id
-
-
-def _newest_with_logs(db: apsw.Connection) -> int:
-    newest: int = db.execute(HOT.last_id).get
     return newest
 
 

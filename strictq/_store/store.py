@@ -33,7 +33,7 @@ from .._errors import (
 )
 from .._files import real_path
 from .._observe import EventHook, Observers, notify
-from .._sql import HOT, LANE_TABLES
+from .._sql import LANE_TABLES
 from .._stats import ReplicationStatus
 from .._types import Event
 from . import catalog, fork, holders, worker_reports
@@ -44,7 +44,7 @@ from .commit.connection import Durability
 from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
-from .lanes import claim, outbox, send, sweeps
+from .lanes import outbox, send, sweeps
 from .lanes.forget import Forgetting
 from .lanes.messages import Item, Sent
 from .onelane.shard_lanes import ShardLanes
@@ -70,8 +70,8 @@ ROW_BYTES: Final = 400
 """An upper bound of a message's disk space besides its body, including the unused part of its page."""
 
 
-def _epoch(db: apsw.Connection, sql: str) -> int | None:
-    epoch: int | None = db.execute(sql).get
+def _epoch(db: apsw.Connection) -> int | None:
+    epoch: int | None = db.execute(LANE_TABLES.epoch).get
     return epoch
 
 
@@ -284,8 +284,7 @@ class Store(Settings):
         """End the leases of the previous boot. Reads would otherwise show them as live until the first write to each shard."""
         for shard in self.shards:
             with suppress(StrictqError):  # the first write does it
-                sql = HOT.epoch if shard.lanes is None else LANE_TABLES.epoch
-                epoch = shard.glance(bound(_epoch, sql))
+                epoch = shard.glance(_epoch)
                 if epoch is not None and epoch < self.epoch:  # check() reports a missing row
                     shard.run(lambda _tx: None, 0.0)
 
@@ -421,10 +420,7 @@ class Store(Settings):
             self.confirming.require_answers()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
-        cramped = shard.wal.cramped
-        if shard.hot is not None:
-            shard.hot.cramped = cramped
-        if cramped:
+        if shard.wal.cramped:
             size = sum(len(body) + ROW_BYTES for _, body, *_ in items)
             if not shard.has_room(size) or not self._leaves_room(shard, size):
                 raise StoreFull("the disk is full", shard=shard.number)
@@ -503,29 +499,15 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.
         """
-        if shard.lanes is not None:
-            found, at, epoch, version = shard.view(_lane_outlook, MEMORY_SECONDS if seconds is None else seconds)
-            if epoch != self.epoch or version != self.settings[1]:
-                return True, None
-            return found or at <= self.now(), None if at >= NEVER else at
-        logs = shard.hot is not None
-        ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
+        found, at, epoch, version = shard.view(_lane_outlook, MEMORY_SECONDS if seconds is None else seconds)
         if epoch != self.epoch or version != self.settings[1]:
-            return True, None  # a boot ended every lease there, or newer settings may change which of its lanes are hot
-        if logs:
-            hot, first = shard.hot_outlook((newest[0], newest[1]))
-            ready, deadline = ready or hot, min(deadline, first)
-        times = [t for t in (deadline, due) if t is not None]
-        soonest = min(times) if times else None
-        return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
+            return True, None  # a boot ended every lease there, or other settings apply
+        return found or at <= self.now(), None if at >= NEVER else at
 
     def soonest(self) -> int | None:
-        """Return the queue time at which something becomes ready by itself. None: never. Reads every lease."""
-        if self.catalog.has_lanes:
-            ends = [s.view(_lane_outlook)[1] for s in self.healthy()]
-            return min((at for at in ends if at < NEVER), default=None)
-        times = [s.glance(claim.soonest) if s.hot is None else s.look(claim.soonest) for s in self.healthy()]
-        return min((at for at in times if at is not None), default=None)
+        """Return the queue time at which something becomes ready by itself. None: never."""
+        ends = [s.view(_lane_outlook)[1] for s in self.healthy()]
+        return min((at for at in ends if at < NEVER), default=None)
 
     def count_empty(self, shard: int) -> None:
         self._empties[shard] += 1

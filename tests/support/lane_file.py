@@ -162,7 +162,7 @@ class LaneFile:
         assert totals is not None
         if totals.config_version < self.version:
             totals.config_version = self.version
-        tx = Tx(db, 0, totals, self.now(), self.config, db.total_changes(), None, lanes)
+        tx = Tx(db, 0, lanes, totals, self.now(), self.config)
         lanes.now = tx.now
         if totals.epoch < self.epoch:
             lanes.begin_epoch(tx, self.epoch, self.time_offset, keeps_leases=self.keeps_leases)

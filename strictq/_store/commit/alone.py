@@ -73,7 +73,7 @@ class Alone:
         assert tx is not None
         try:
             self._require_ours(tx)
-            writer._write_totals(tx)
+            writer._finish(tx)
         except BaseException as e:
             raise self.undone(e) from None
         writer._end(tx)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import apsw
 
 from ... import _files as files
-from ..._errors import StoreBusy, StoreCorrupt
+from ..._errors import StoreCorrupt
 from ..disk import checksums
 from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
 from .host import Host
 from .writer import Writer, in_read_transaction
 
-if TYPE_CHECKING:
-    from ..hot.look import Shadows
-    from ..hot.memory import Memory
-
-P = TypeVar("P")
 T = TypeVar("T")
 
 READ_CACHE_KIB: Final = 4 * 1024
@@ -32,8 +27,6 @@ class Reader:
     Args:
         connect: opens a connection to the shard.
         writer: the shard's writer; it verifies the file when it opens.
-        memory: its own hot lanes.
-        shadows: what `look` sees besides the tables.
     """
 
     def __init__(
@@ -42,11 +35,7 @@ class Reader:
         writer: Writer,
         shard: int,
         host: Host,
-        memory: Memory,
-        shadows: Shadows | None = None,
     ) -> None:
-        self._shadows = shadows
-        self._memory = memory
         self._connect = connect
         self._writer = writer
         self._shard = shard
@@ -61,50 +50,9 @@ class Reader:
             with suppress(apsw.ConnectionClosedError):
                 db.interrupt()
 
-    def look(self, look: Callable[[apsw.Connection], T], *, shadows: bool | None = True) -> T:
-        """Run `look` in a read transaction.
-
-        Args:
-            shadows: `look` sees the shadows, too. None: it reads no table that has a shadow.
-        """
-        return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
-
-    def look_at(self, pick: Callable[[Memory, apsw.Connection], P], look: Callable[[apsw.Connection, P], T], seconds: float) -> T:
-        """Run `look` in a read transaction, with a part of the hot lanes.
-
-        Args:
-            pick: takes this part from a memory, as of the read transaction.
-            seconds: how long to wait for the writer's memory. This reader's own one has to read everything that was written
-                since it was last used.
-        """
-
-        def picked(db: apsw.Connection) -> P:
-            try:
-                return self._writer.lend(lambda memory: pick(memory, db), seconds)
-            except StoreBusy:
-                return pick(self._memory, db)
-
-        return self.look(lambda db: look(db, picked(db)), shadows=False)
-
-    def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool | None) -> T:
-        shadows = self._shadows
-        assert shadows is not None
-
-        def shown(db: apsw.Connection) -> T:
-            changed = shadows.prepare(db, wanted)
-            found = look(db)
-            if changed:
-                db.execute("COMMIT")  # keeps the temporary tables
-            return found
-
-        try:
-            return in_read_transaction(db, shown)
-        except BaseException:
-            try:
-                shadows.forget()
-            finally:
-                shadows.forget()
-            raise
+    def look(self, look: Callable[[apsw.Connection], T]) -> T:
+        """Run `look` in a read transaction."""
+        return self.glance(lambda db: in_read_transaction(db, look))
 
     def glance(self, look: Callable[[apsw.Connection], T]) -> T:
         """Run `look`, which is a single statement or has its own transaction."""

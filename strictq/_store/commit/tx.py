@@ -22,7 +22,6 @@ from ..lane.entries import TOKEN_BITS as TOKEN_BITS
 from ..lane.entries import add_acks as add_acks
 
 if TYPE_CHECKING:
-    from ..hot.memory import Memory
     from ..lane.totals import RunningTotals
     from ..onelane.shard_lanes import ShardLanes
 
@@ -128,37 +127,21 @@ class Tx:
         "wake",
     )
 
-    def __init__(
-        self,
-        db: apsw.Connection,
-        shard: int,
-        totals: Totals,
-        now: int,
-        config: QueueConfig,
-        changes_before: int,
-        hot: Memory | None = None,
-        lanes: ShardLanes | None = None,
-    ) -> None:
-        self.changes_before = changes_before
-        self.hot = hot
-        """The shard's hot lanes. None: it has none."""
+    def __init__(self, db: apsw.Connection, shard: int, lanes: ShardLanes, totals: Any, now: int, config: QueueConfig) -> None:
+        self.hot: Any = None  # until the code of format 2 is gone
+        self.hot_changes, self.changes_before, self.dirty = 0, 0, False
         self.lanes = lanes
-        """The lanes of a shard of format 3. None: it has an older format."""
-        self.hot_changes = 0
-        """Rows written to the logs. They alone do not require that the counter row is written."""
         self.counts_before: tuple[int, ...] | None = None
         """The counters at the beginning, if an observer counts."""
         self.committed = False
         self.undone = False
         """Whether the transaction was rolled back before its COMMIT."""
-        self.dirty = False
-        """Whether totals changed that must be stored even if no row changed."""
         self.db = db
         # The types of SQLite's values follow from the schema; they are not known statically.
         self.run: Callable[..., Any] = db.execute
         self.many: Callable[..., Any] = db.executemany
         self.shard = shard
-        self.totals = totals
+        self.totals: Totals = totals
         self.now = now
         self.config = config
         self.events: list[Event] = []

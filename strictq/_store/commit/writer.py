@@ -6,7 +6,6 @@ thread, so a plain lock is used.
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from ..._errors import (
     StrictqError,
 )
 from ..._observe import notify
-from ..._sql import CLAIM, SHARD
+from ..._sql import SHARD
 from ..disk.stored import is_of_c
 from ..disk.wal_file import UNSYNCED_MAX
 from ..topology import Range
@@ -40,11 +39,10 @@ from .calls import Call, Operation, is_mine
 from .connection import BUSY_SECONDS, OF_PYTHON, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
 from .group_commit import Grouping
 from .host import Host
-from .tx import COUNTED, RARE, Totals, Tx
+from .tx import COUNTED, Tx
 
 if TYPE_CHECKING:
-    from ..hot.memory import Memory
-    from ..onelane.shard_lanes import ShardLanes
+    from ..onelane.shard_lanes import LaneTotals, ShardLanes
     from .calls import Mergeable
 
 A = TypeVar("A")
@@ -87,24 +85,14 @@ class Writer:
         opener: Opener,
         part: Range,
         host: Host,
+        lanes: ShardLanes,
         *,
         grouped: bool,
         in_memory: bool = False,
-        hot: Memory | None = None,
-        lanes: ShardLanes | None = None,
-        end_boot: Callable[[Tx], None] = lambda _tx: None,
     ) -> None:
-        """Prepare the commit path; the connection is opened at the first use.
-
-        Args:
-            hot: the shard's hot lanes.
-            lanes: the lanes of a shard of format 3.
-            end_boot: called before the leases of the previous boot are ended.
-        """
+        """Prepare the commit path; the connection is opened at the first use."""
         self._opener = opener
-        self._hot = hot
         self._lanes = lanes
-        self._end_boot = end_boot
         self._in_memory = in_memory
         self._shard = part.shard
         self._range = part
@@ -168,7 +156,7 @@ class Writer:
 
     def direct(
         self,
-        work: Callable[[apsw.Connection, Any, Any, int, A], T | None],
+        work: Callable[[apsw.Connection, ShardLanes, int, A], T | None],
         given: A,
         settings: tuple[QueueConfig, int],
         seconds: float | None = None,
@@ -180,8 +168,7 @@ class Writer:
         While other threads share commits at "full", it is not possible: one sync for all of them saves more.
 
         Args:
-            work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
-                nothing changed.
+            work: takes the connection, the lanes, the time, and `given`. Returns None if nothing changed.
             settings: those that allow it.
             seconds: as for `run`. The caller then runs it as an operation.
             synced: as for `run`. False: `work` calls `omit_sync` before its statement.
@@ -190,11 +177,11 @@ class Writer:
         Raises:
             As `run`.
         """
-        hot: Any = self._lanes or self._hot
+        lanes = self._lanes
         if self._owner:
             self.require_outside()
         grouped = self._grouped
-        if hot is None or not hot.is_current or (grouped and self._grouping.is_shared):
+        if not lanes.is_current or (grouped and self._grouping.is_shared):
             return None
         held: list[bool] = []
         try:
@@ -203,10 +190,10 @@ class Writer:
                 return None
             if not held[0] or self._closed or self._pid != _process.pid:
                 self._taken(held, BUSY_SECONDS)
-            db, totals, host = self._db, hot.totals, self._host
+            db, host = self._db, self._host
             if (
-                db is None or totals is None or db.in_transaction or self._suspects(self._shard)
-                or host.settings is not settings or not hot.agrees(settings[1], host.epoch)
+                db is None or lanes.totals is None or db.in_transaction or self._suspects(self._shard)
+                or host.settings is not settings or not lanes.agrees(settings[1], host.epoch)
             ):  # fmt: skip
                 return None
             self._owner = threading.get_ident()
@@ -214,18 +201,18 @@ class Writer:
             self._in_vain = False
             if synced and grouped and not self.syncs:
                 self._sync_commits(db, True)
-            done = work(db, hot, totals, host.now(), given)
+            done = work(db, lanes, host.now(), given)
             if grouped and self.syncs and done is not None:
-                host.note_synced(self._shard, hot.commits)
+                host.note_synced(self._shard, lanes.commits)
             return done
         except apsw.Error as e:
             raise self._failed_directly(e) from e
         except OF_PYTHON as e:
             if is_of_c(e):
                 raise self._failed(e) from e  # a value could not be bound, so the statement did not run
-            raise after_commit(e, self._shard) if hot.unsure else e  # noqa: B904
+            raise after_commit(e, self._shard) if lanes.unsure else e  # noqa: B904
         except Exception as e:
-            raise after_commit(e, self._shard) if hot.unsure else e  # noqa: B904
+            raise after_commit(e, self._shard) if lanes.unsure else e  # noqa: B904
         finally:
             if held and held[0]:
                 self._owner = 0
@@ -245,8 +232,8 @@ class Writer:
 
     def _unsynced_commits(self) -> int:
         """Return how many commits may be unsynced; less, or a negative number, if memory is not current."""
-        hot, synced = self._lanes or self._hot, self._host.synced(self._shard)
-        return UNSYNCED_MAX if hot is None or synced is None else hot.commits - synced
+        synced = self._host.synced(self._shard)
+        return UNSYNCED_MAX if synced is None else self._lanes.commits - synced
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
         """Return the error for a failed single-statement transaction. SQLite has rolled it back, unless its COMMIT failed."""
@@ -263,13 +250,6 @@ class Writer:
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection. For short reads only."""
         return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *OF_PYTHON), seconds)
-
-    def lend(self, work: Callable[[Memory], T], seconds: float) -> T:
-        """Run `work` on memory with the write lock held. Raises StoreBusy if this thread, or another one, keeps it."""
-        if self._hot is None or self.is_inside:
-            raise StoreBusy("this thread holds the shard's write lock", shard=self._shard)
-        hot = self._hot
-        return self._locked(lambda: work(hot), seconds)
 
     def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `work` on the writing connection with its lock held. `work` manages its own transactions.
@@ -331,7 +311,7 @@ class Writer:
             else:
                 for call in self._merged(tx, calls):
                     self._guarded(tx, call)
-            self._write_totals(tx)
+            self._finish(tx)
         except BaseException as e:
             for call in calls:
                 call.unfinish()
@@ -380,9 +360,7 @@ class Writer:
 
     def _guarded(self, tx: Tx, call: Call) -> None:
         """Run one operation of a group. If it fails, only it is rolled back."""
-        before = copy.copy(tx.totals)
-        events, hot_changes = len(tx.events), tx.hot_changes
-        position = 0 if tx.lanes is None else tx.lanes.commits
+        events, position = len(tx.events), tx.lanes.commits
         tx.run("SAVEPOINT operation")
         try:
             call.result = call.operation(tx)
@@ -392,12 +370,7 @@ class Writer:
                 raise  # SQLite rolled back the whole transaction, or this connection can't be trusted any more
             tx.run("ROLLBACK TO operation")
             tx.run("RELEASE operation")
-            tx.totals = before
-            tx.hot_changes = hot_changes
-            if tx.hot is not None:
-                tx.hot.undone(tx.db)
-            elif tx.lanes is not None:
-                tx.lanes.undone(e, position)
+            tx.lanes.undone(e, position)
             del tx.events[events:]
             call.error = translate(e, self._shard, tx.db)
 
@@ -407,21 +380,18 @@ class Writer:
         if db is None or db.in_transaction or self._suspects(self._shard):
             db = self._connection()
         lanes = self._lanes
-        hot: Any = lanes or self._hot
         try:
             self._begin_write(db, synced)
-            totals = Totals.read(db) if hot is None else hot.begin(db, CATCH_UP_MAX) or self._catch_up(db, hot, synced)
+            totals = lanes.begin(db, CATCH_UP_MAX) or self._catch_up(db, synced)
             if self._grouped and not self.syncs and not self._may_omit_sync():
                 db.execute("ROLLBACK")  # other processes have committed meanwhile
                 return self._begin()
-            before = db.total_changes()
             self._in_vain = False
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
-            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, None if lanes else hot, lanes)
-            if lanes is not None:
-                lanes.now = tx.now
+            tx = Tx(db, self._shard, lanes, totals, host.now(), host.settings[0])
+            lanes.now = tx.now
             if totals.epoch != host.epoch:
                 self._agree_on_epoch(tx)
             if self._observers.counts:
@@ -430,12 +400,12 @@ class Writer:
         except BaseException as e:
             raise self._undo(e) from None
 
-    def _catch_up(self, db: apsw.Connection, hot: Any, synced: bool) -> Totals:
+    def _catch_up(self, db: apsw.Connection, synced: bool) -> LaneTotals:
         """Read what other processes wrote while they continue to write, and the rest under the write lock."""
         db.execute("ROLLBACK")
-        in_read_transaction(db, hot.outlook if self._lanes is None else self._lanes.follow)
+        in_read_transaction(db, self._lanes.follow)
         self._begin_write(db, synced)
-        totals: Totals | None = hot.begin(db)
+        totals = self._lanes.begin(db)
         assert totals is not None
         return totals
 
@@ -464,7 +434,7 @@ class Writer:
                 hint=hints.OPEN_AGAIN,
             )
 
-    def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
+    def _agree_on_config(self, db: apsw.Connection, totals: LaneTotals) -> None:
         host = self._host
         if totals.config_version > host.settings[1]:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
@@ -478,50 +448,27 @@ class Writer:
         if totals.epoch > host.epoch:
             host.reload_epoch()
             tx.now = host.now()
-            if tx.lanes is not None:
-                tx.lanes.now = tx.now
+            tx.lanes.now = tx.now
         if totals.epoch < host.epoch:
             # This is the first write here since the machine booted: leases of the previous boot are over.
-            if tx.lanes is not None:
-                db.execute(SHARD.write_meta, ("suspects", totals.last_id))
-                tx.lanes.begin_epoch(tx, host.epoch, host.time_offset, keeps_leases=host.keeps_leases)
-                return
-            self._end_boot(tx)
-            totals.epoch = host.epoch
-            totals.time_offset = host.time_offset
-            db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
             db.execute(SHARD.write_meta, ("suspects", totals.last_id))
-            if not host.keeps_leases:
-                totals.next_deadline = 0
-                db.execute(CLAIM.end_epoch)
+            tx.lanes.begin_epoch(tx, host.epoch, host.time_offset, keeps_leases=host.keeps_leases)
 
-    def _write_totals(self, tx: Tx) -> None:
-        """Write the counter row, if anything else was written."""
+    def _finish(self, tx: Tx) -> None:
+        """Write what an operation leaves to the end of its transaction."""
         if not tx.db.in_transaction:
             tx.require_whole()
-        if tx.lanes is not None:
-            tx.lanes.finish(tx, self._host)
-            return
-        if tx.db.total_changes() - tx.changes_before == tx.hot_changes and not tx.dirty:
-            return  # the logs contain what the counter row does not
-        if tx.hot is not None:
-            tx.hot.counted(tx.db, tx.totals)
-        for name in RARE:
-            if count := getattr(tx.totals, name):
-                tx.run(SHARD.add_total, (name, count))
-        tx.totals.last_time = max(tx.totals.last_time, tx.now)
-        tx.totals.empty_receives += self._host.take_empty_receives(self._shard)
-        tx.run(SHARD.write_counter, tx.totals.values())
+        tx.lanes.finish(tx, self._host)
 
     def _end(self, tx: Tx) -> None:
         try:
             tx.run("COMMIT")
             tx.committed = True
-            hot: Any = tx.lanes or tx.hot
-            if hot is not None:
-                hot.totals, hot.unsure = tx.totals, False
-                if self._grouped and self.syncs:
-                    self._host.note_synced(self._shard, hot.commits)
+            lanes = tx.lanes
+            ended: Any = tx.totals
+            lanes.totals, lanes.unsure = ended, False
+            if self._grouped and self.syncs:
+                self._host.note_synced(self._shard, lanes.commits)
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)
@@ -556,8 +503,7 @@ class Writer:
                 db.execute("ROLLBACK")
         except apsw.Error:
             self._distrust_connection()
-        if self._lanes is not None:
-            self._lanes.rolled_back(error)
+        self._lanes.rolled_back(error)
         return self._failed(error) if isinstance(error, (apsw.Error, *OF_PYTHON)) else error
 
     def _leave(self, held: list[bool]) -> None:
@@ -630,10 +576,7 @@ class Writer:
         if self._db is not None and self._suspects(self._shard):
             self._drop_connection()  # another process saw a sync fail; opening it again repairs that
         if self._db is None:
-            if self._lanes is not None:
-                self._lanes.unsure = True
-            if self._hot is not None:
-                self._hot.unsure = True  # commits may have been lost, so numbers may be reused from now on
+            self._lanes.unsure = True  # commits may have been lost, so numbers may be reused from now on
             self._db = self._opener()
             self.syncs = True
             self._db.set_busy_handler(self._lock_wait)

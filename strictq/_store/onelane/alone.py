@@ -8,7 +8,6 @@ means that nothing changed, and a transaction must do it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import apsw
 
@@ -57,7 +56,7 @@ class LaneAlone:
             self._host.wake()
         return done[1]
 
-    def _send(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, item: Item) -> tuple[bool, Sent] | None:
+    def _send(self, _db: apsw.Connection, lanes: ShardLanes, now: int, item: Item) -> tuple[bool, Sent] | None:
         return sending.send_alone(lanes, item, now, self._host.settings[0])
 
     def claim(self, attempt: Attempt, seconds: float | None) -> Claimed | None:
@@ -71,7 +70,7 @@ class LaneAlone:
             return None
         return self._writer.direct(self._claim, attempt, settings, seconds, synced=False)
 
-    def _claim(self, db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, attempt: Attempt) -> Claimed | None:
+    def _claim(self, db: apsw.Connection, lanes: ShardLanes, now: int, attempt: Attempt) -> Claimed | None:
         request = attempt.request
         old = lanes.suspects if self._syncs else 0  # a power cut must not forget that they were leased: see Shard.lease
         planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND), old)
@@ -110,10 +109,8 @@ class LaneAlone:
             self._host.wake()
         return ready is not None
 
-    def _ack_one(
-        self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, what: tuple[bytes, int, int]
-    ) -> bool | None:
+    def _ack_one(self, _db: apsw.Connection, lanes: ShardLanes, now: int, what: tuple[bytes, int, int]) -> bool | None:
         return settling.ack_one_alone(lanes, *what, now)
 
-    def _ack(self, _db: apsw.Connection, lanes: ShardLanes, _totals: Any, now: int, batches: Sequence[Settlement]) -> bool | None:
+    def _ack(self, _db: apsw.Connection, lanes: ShardLanes, now: int, batches: Sequence[Settlement]) -> bool | None:
         return settling.ack_alone(lanes, batches, now)

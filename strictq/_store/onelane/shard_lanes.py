@@ -15,7 +15,7 @@ import apsw
 
 from ..._errors import StoreCorrupt, StrictqError
 from ..._sql import SHARD
-from ..commit.tx import COUNTED, Totals, Tx
+from ..commit.tx import COUNTED, Tx
 from ..lane import entries as kinds
 from ..lane.entries import Entry, encode_groups
 from ..lane.memory import M_BODY, M_KEY, M_SENT_AT, Group, MessageRow, ShardMemory, StoreLimits
@@ -41,9 +41,6 @@ class LaneTotals:
 
     def __init__(self, lanes: ShardLanes) -> None:
         self._lanes = lanes
-
-    def __copy__(self) -> Self:
-        return self  # memory is built anew if an operation is rolled back
 
     def counts(self) -> tuple[int, ...]:
         """Return the values of COUNTED."""
@@ -119,8 +116,8 @@ class ShardLanes:
         self.now = 0
         self.is_current = False
         self.mark_changed = False
-        self.totals: Totals | None = None
-        self._view: Any = LaneTotals(self)
+        self.totals: LaneTotals | None = None
+        self._view = LaneTotals(self)
         self._known: apsw.Connection | None = None
         self._begun = (0, 0, 0, 0)
         self._refusal: BaseException | None = None
@@ -157,7 +154,7 @@ class ShardLanes:
 
     # ---- agreeing with the file
 
-    def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
+    def begin(self, db: apsw.Connection, most: float = math.inf) -> LaneTotals | None:
         """Read what other processes wrote, in a write transaction. Return its totals.
 
         Args:
@@ -177,8 +174,7 @@ class ShardLanes:
         self.mark_changed = False
         self._begun = (seen, top, db.total_changes(), memory.work)
         memory.unsure = True  # until the COMMIT
-        totals: Totals = self._view
-        return totals
+        return self._view
 
     def outlook(self) -> tuple[bool, int]:
         """Return whether a lane may be ready, and a time before which no lease and no delay ends.

@@ -16,10 +16,7 @@ import apsw
 from ... import _files as files
 from ..._errors import StoreError
 from ..._keys import is_keyless
-from ..._sql import HOT, MERGE, SHARD
 from ..disk import layout
-from ..hot.look import Shadows
-from ..hot.memory import Memory
 from ..onelane import checking
 from ..onelane.shard_lanes import ShardLanes
 
@@ -33,19 +30,6 @@ Unresolved = Mapping[bytes, list[tuple[int, int]]]
 
 def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
     """Return the unresolved messages that have a key. None: there are too many."""
-    if db.execute(SHARD.counter_page).get is None:
-        return _of_lanes(db, shard)
-    if db.execute(HOT.pending).get > PENDING_MAX:
-        return None
-    db.execute("BEGIN")
-    try:
-        Shadows(Memory(shard)).prepare(db, True)
-        return ranges((key, seq) for _, key, seq, dead in db.execute(MERGE.listed) if not dead and not is_keyless(key))
-    finally:
-        db.execute("ROLLBACK")
-
-
-def _of_lanes(db: apsw.Connection, shard: int) -> Unresolved | None:
     lanes = ShardLanes(shard)
     db.execute("BEGIN")
     try:
