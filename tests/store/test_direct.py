@@ -12,12 +12,12 @@ from typing import Any
 
 import apsw
 import pytest
+from strictq._store.hot.direct import Direct
 
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
 from strictq._sql import HOT
 from strictq._store.disk.wal_file import UNSYNCED_MAX
-from strictq._store.hot.direct import Direct
 from tests.store.test_hot import require_agreement
 from tests.support.internals import connection_of, store_of
 
