@@ -133,22 +133,27 @@ def migrate(
     *,
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] = lambda _done, _files: None,
+    on_messages: Callable[[int, int], None] = lambda _done, _messages: None,
     clock: Clock | None = None,
 ) -> Migration:
     """Upgrade the files of a queue to the format of this version. This cannot be undone.
 
-    No process may have the queue open. Messages are not rewritten, so it takes as long as opening every shard. If it is
-    interrupted, or the power fails, run it again; until then, shards that were not migrated cannot be used.
+    No process may have the queue open. A shard of format 2 or older is copied within its file, so it takes time and space. If it
+    is interrupted, or the power fails, run it again: the shard that it was working on begins anew. Until then, shards that were
+    not migrated cannot be used.
 
     Args:
         dry_run: report what would be done; change nothing.
         on_progress: called after each file with the number of finished files and the total.
+        on_messages: called meanwhile with the number of copied messages of a shard and its total.
     Raises:
         QueueNotFound, StoreBusy, StoreFull, SchemaMismatch: nothing was changed. SchemaMismatch: it is of a newer format.
         StoreCorrupt: queue.db is damaged, and nothing was changed; or a shard is, which kept its format.
     Source: docs/howto/upgrade.md
     """
-    return api.migrate(Path(_text(path)), clock or SystemClock(), dry_run=dry_run, on_progress=on_progress)
+    return api.migrate(
+        Path(_text(path)), clock or SystemClock(), dry_run=dry_run, on_progress=on_progress, on_messages=on_messages
+    )
 
 
 def _migrate(path: str | os.PathLike[str], clock: Clock | None, *, read_only: bool) -> None:

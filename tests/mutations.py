@@ -1127,8 +1127,8 @@ MUTATIONS = [
         "queue.db is migrated first",
         "upgrade.py",
         "        catalog.bring_up(directory, found.format)\n        on_progress(1, found.files)\n"
-        "        _bring_up_shards(directory, clock, presence, on_progress)\n",
-        "        on_progress(1, found.files)\n        _bring_up_shards(directory, clock, presence, on_progress)\n"
+        "        _bring_up_shards(directory, clock, presence, on_progress, on_messages)\n",
+        "        on_progress(1, found.files)\n        _bring_up_shards(directory, clock, presence, on_progress, on_messages)\n"
         "        catalog.bring_up(directory, found.format)\n",
         "tests/store/test_migrate.py",
     ),

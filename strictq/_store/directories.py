@@ -72,12 +72,14 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
         return salvage(path, out, clock)
 
 
-def migrate(path: Path, clock: Clock, *, dry_run: bool, on_progress: Callable[[int, int], None]) -> Migration:
+def migrate(
+    path: Path, clock: Clock, *, dry_run: bool, on_progress: Callable[[int, int], None], on_messages: Callable[[int, int], None]
+) -> Migration:
     """Bring a queue's files to this version's format. See `strictq.migrate`."""
     with files.typed("the queue can't be migrated"):
         from .upgrade import upgrade
 
-        return upgrade(Path(real_path(path)), clock, dry_run=dry_run, on_progress=on_progress)
+        return upgrade(Path(real_path(path)), clock, dry_run=dry_run, on_progress=on_progress, on_messages=on_messages)
 
 
 def rebuild(directory: Path) -> Rebuild:

@@ -60,7 +60,7 @@ class ShardHost(Host, WalHost, Protocol):
     app_schema: list[tuple[int, str]]
     clock: Clock
     confirming: Confirming
-    migrating: bool
+    migrating: Callable[[int, int], None] | None
 
     @property
     def keeps_wal(self) -> bool: ...
@@ -108,7 +108,7 @@ class Shard:
             try:
                 if self.path is None:
                     catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
-                migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating, wanted=host.catalog.format)
+                migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating is not None, wanted=host.catalog.format)
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.wal.verify(db)
                 self.wal.drop_torn(db)
@@ -117,8 +117,8 @@ class Shard:
                 self._guard = self._guarded(db)
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self.wal.write_again(db)
-                if host.migrating:
-                    self._migrate(db)
+                if host.migrating is not None:
+                    self._migrate(db, host.migrating)
                 if not host.read_only:
                     try:
                         self.apply_app_schema(db)
@@ -147,7 +147,7 @@ class Shard:
         except OSError as e:
             raise files.failure("it can't be opened", e, self.number) from e
 
-    def _migrate(self, db: apsw.Connection) -> None:
+    def _migrate(self, db: apsw.Connection, on_messages: Callable[[int, int], None]) -> None:
         """Bring the file to the format of its queue."""
         if migrate.version_of(db, migrate.SHARD_ID) < migrate.ONE_LANE:
             from .migrating import moving  # imported late: once in the life of a queue
@@ -155,7 +155,7 @@ class Shard:
             assert self.path is not None
             migrate.bring_up(db, migrate.SHARD_ID, self.number, migrate.ONE_LANE - 1)
             self.wal.watch(db)
-            moving.move(db, self.path, self.number, self.range.owns)
+            moving.move(db, self.path, self.number, self.range.owns, on_messages)
         migrate.bring_up(db, migrate.SHARD_ID, self.number)
 
     def _missing(self) -> str | None:

@@ -126,7 +126,7 @@ class Store(Settings):
         """Whether timed leases of an earlier epoch last until their deadlines. Their holders may live on another machine."""
         self.begins_boot = False
         """Whether the queue is opened for writing for the first time since the machine booted."""
-        self.migrating = False
+        self.migrating: Callable[[int, int], None] | None = None
         """Whether older file formats are migrated as files are opened. No other process has the queue open."""
         self.short_of_space = False
         """Whether the reserve was released and is not restored yet."""

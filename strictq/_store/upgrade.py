@@ -25,9 +25,14 @@ SHARD_BYTES: Final = 64 << 10
 """How much a step may add to a shard and to its WAL, unless it rewrites messages."""
 
 
+Progress = Callable[[int, int], None]
+"""Is called with how much is done, and how much there is."""
+
+
 def upgrade(
-    directory: Path, clock: Clock, *, dry_run: bool = False, on_progress: Callable[[int, int], None] = lambda _done, _all: None
-) -> Migration:
+    directory: Path, clock: Clock, *, dry_run: bool = False, on_progress: Progress = lambda _done, _all: None,
+    on_messages: Progress = lambda _done, _all: None,
+) -> Migration:  # fmt: skip
     """Bring every file of a queue to this version's format. See `strictq.migrate`."""
     if not layout.find(directory):
         raise QueueNotFound(f"there is no queue at {directory}")
@@ -47,7 +52,7 @@ def upgrade(
         # queue.db comes first: from then on older versions refuse the queue, even if some shards are not migrated yet.
         catalog.bring_up(directory, found.format)
         on_progress(1, found.files)
-        _bring_up_shards(directory, clock, presence, on_progress)
+        _bring_up_shards(directory, clock, presence, on_progress, on_messages)
     finally:
         presence.leave()
     return attrs.evolve(found, done=True)
@@ -77,7 +82,9 @@ def _format(file: Path, shard: int, kind: int) -> int:
         raise translate(e, shard) from e
 
 
-def _bring_up_shards(directory: Path, clock: Clock, presence: locks.Presence, on_progress: Callable[[int, int], None]) -> None:
+def _bring_up_shards(
+    directory: Path, clock: Clock, presence: locks.Presence, on_progress: Progress, on_messages: Progress
+) -> None:
     """Migrate each shard as the queue's only process.
 
     A shard is opened as for writing, which verifies it before its steps run.
@@ -85,7 +92,7 @@ def _bring_up_shards(directory: Path, clock: Clock, presence: locks.Presence, on
     known = _of_this_boot(directory, catalog.read(directory), clock)
     store = Store(directory, known, clock, durability="full")
     store.presence = presence
-    store.migrating = True
+    store.migrating = on_messages
     failures: list[StrictqError] = []
     try:
         for done, shard in enumerate(store.shards, 2):

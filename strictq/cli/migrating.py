@@ -32,14 +32,18 @@ def migrate(queue: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
 
     Exit code 0: done, or nothing to do. 2: there is no such queue, it is damaged, or another process has it open.
     """
-    state = ""
+    of_files = of_messages = ""
 
-    def show(done: int, files: int) -> None:
-        nonlocal state
-        state = f"{done:,} of {files:,} files"
+    def show_files(done: int, files: int) -> None:
+        nonlocal of_files, of_messages
+        of_files, of_messages = f"{done:,} of {files:,} files", ""
 
-    with waiting("migrating:", lambda: state, quiet=quiet):
-        found = strictq.migrate(queue, dry_run=dry_run, on_progress=show)
+    def show_messages(done: int, messages: int) -> None:
+        nonlocal of_messages
+        of_messages = f", {done:,} of {messages:,} messages of the next one"
+
+    with waiting("migrating:", lambda: of_files + of_messages, quiet=quiet):
+        found = strictq.migrate(queue, dry_run=dry_run, on_progress=show_files, on_messages=show_messages)
     if as_json:
         emit(found.to_dict())
     elif not quiet:

@@ -125,6 +125,24 @@ def test_an_interrupted_move_begins_anew(place: Path, monkeypatch: pytest.Monkey
         waiting.require_over(q)
 
 
+def test_its_progress_is_reported_message_by_message(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = format_2.facts_of("backlog_shards")
+    path = format_2.unpacked("backlog_shards", place / "made")
+    monkeypatch.setattr(reader, "PART_MESSAGES", 20)
+    seen: list[tuple[str, int, int]] = []
+    strictq.migrate(
+        path, clock=format_2.clock_of(facts), on_progress=lambda *at: seen.append(("files", *at)),
+        on_messages=lambda *at: seen.append(("messages", *at)),
+    )  # fmt: skip
+    files = [one[1:] for one in seen if one[0] == "files"]
+    assert files == [(n, len(files)) for n in range(1, len(files) + 1)]
+    messages = [one[1:] for one in seen if one[0] == "messages"]
+    assert len(messages) > len(files)
+    assert all(0 < done <= total for done, total in messages)
+    with strictq.open(path, clock=format_2.clock_of(facts)) as q:
+        assert sum(total for done, total in messages if done == total) == q.stats().depth
+
+
 def test_a_dry_run_says_how_much_room_it_needs(place: Path) -> None:
     path = format_2.unpacked("backlog_shards", place / "made")
     before = {file.name: file.read_bytes() for file in path.glob("*.db")}

@@ -67,19 +67,23 @@ _HEAD: Final = len(LaneAtRest._fields) - 2
 """The columns of a lane without those of its ids."""
 
 
-def move(db: apsw.Connection, file: Path, shard: int, owns: Callable[[int], bool]) -> None:
+def move(
+    db: apsw.Connection, file: Path, shard: int, owns: Callable[[int], bool],
+    on_messages: Callable[[int, int], None] = lambda _done, _all: None,
+) -> None:  # fmt: skip
     """Move a shard that `migrate.require` accepted and that has format 2. No other process has it open.
 
     Args:
         db: a connection for writing.
         owns: whether the hash of a key belongs to the shard.
+        on_messages: called after each part with the number of copied messages and the total.
     Raises:
         StoreCorrupt: its rows contradict each other. It keeps its format.
     """
     drop_left_overs(db)
     with OldShard(file, shard) as old:
         move = _Move(db, file, shard, old, owns)
-        move.copy()
+        move.copy(on_messages)
     move.finish()
 
 
@@ -113,7 +117,7 @@ class _Move:
         self._unused = 0
         """Lanes to which nothing was ever sent. The next format has no rows for them, unless they are held."""
 
-    def copy(self) -> None:
+    def copy(self, on_messages: Callable[[int, int], None]) -> None:
         """Fill the new tables."""
         with self._part():
             self._db.execute(_CREATE).fetchall()
@@ -122,6 +126,7 @@ class _Move:
             with self._part():
                 self._add_messages(part)
             copied += len(part)
+            on_messages(copied, self._totals["pending"])
         for dead in _in_parts(self._old.dead(), _PART_ROWS):
             with self._part():
                 self._add_dead(dead)
