@@ -17,13 +17,14 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, OutcomeUnknown, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, FORMAT_2, FORMAT_3, HOT, LANE_LOG, REPLICATION, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, CHECK, FORMAT_3, LANE_LOG, REPLICATION, SHARD
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
-from .commit.tx import EPOCHS, NEVER, Totals
+from .commit.tx import EPOCHS, NEVER
 from .disk import layout, reserve, wal_file
 from .disk.stored import json_of, present
 from .lane.totals import RunningTotals, StoredMark
+from .migrating import counters
 from .tables import mark
 from .topology import Range, Topology, problem_of
 
@@ -91,8 +92,7 @@ class Catalog(NamedTuple):
 
     @property
     def has_lanes(self) -> bool:
-        """Whether its shards have the format that is being built."""
-        return self.format >= migrate.ONE_LANE
+        return True  # until the code of format 2 is gone
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
@@ -145,7 +145,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
         try:
             shard = connect(str(directory / part.file), durability="full", fresh=True)
             try:
-                lay_out_shard(shard, catalog, part, clock)
+                lay_out_shard(shard, catalog, part)
                 shard.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             finally:
                 shard.close()
@@ -157,21 +157,12 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
     reserve.Reserve(directory).make()
 
 
-def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
+def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
     """Create the tables of a new shard, and store in it the identity of the queue that it belongs to."""
     with _writing(db):
-        if catalog.has_lanes:
-            db.execute(FORMAT_3).fetchall()
-            mark.write(
-                db,
-                StoredMark(epoch=catalog.epoch, config_version=catalog.config_version, time_offset=catalog.time_offset),
-                RunningTotals(),
-            )
-        else:
-            db.execute(SHARD_SCHEMA).fetchall()
-            db.execute(FORMAT_2).fetchall()
-            now = clock.boot() + catalog.time_offset
-            db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
+        db.execute(FORMAT_3).fetchall()
+        began = StoredMark(epoch=catalog.epoch, config_version=catalog.config_version, time_offset=catalog.time_offset)
+        mark.write(db, began, RunningTotals())
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
         named = [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", os.urandom(16).hex())]
         db.executemany(SHARD.write_meta, named)
@@ -199,8 +190,8 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
     if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
         mark.read(db, part.shard)
-    elif db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
-        raise StoreCorrupt("its counters are out of range", shard=part.shard)
+    else:
+        counters.verify(db, part.shard)
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
@@ -287,10 +278,9 @@ def last_time(directory: Path, part: Range) -> int:
         db = connect(str(directory / part.file), durability="process")
         try:
             if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
-                newest: int = db.execute(LANE_LOG.last_time).get
-                return newest
-            at: int = Totals.read(db).last_time if db.execute(HOT.exists).get is None else db.execute(HOT.last_time).get
-            return at
+                at: int = db.execute(LANE_LOG.last_time).get
+                return at
+            return counters.last_time(db)
         finally:
             db.close()
     except apsw.Error as e:

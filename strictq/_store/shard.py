@@ -107,7 +107,7 @@ class Shard:
             db = self._connect(host.catalog.durability)
             try:
                 if self.path is None:
-                    catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
+                    catalog.lay_out_shard(db, host.catalog, self.range)
                 migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating is not None, wanted=host.catalog.format)
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.wal.verify(db)

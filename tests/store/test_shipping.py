@@ -366,4 +366,4 @@ def test_a_boot_goes_on_behind_what_was_shipped(disk: Opener, clock: FakeClock, 
 
 
 def test_other_pages_say_nothing_of_the_time() -> None:
-    assert commit_time.time_of({3: lambda: bytes(4096)}, 2) is None
+    assert commit_time.time_of({3: lambda: bytes(4096)}) is None

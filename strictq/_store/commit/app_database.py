@@ -16,7 +16,7 @@ import apsw
 
 from ... import _hints as hints
 from ..._errors import InvalidArgument
-from ..._sql import FORMAT_2, FORMAT_3, HOT, SHARD_SCHEMA
+from ..._sql import FORMAT_3
 from ..disk.stored import is_of_sqlite
 
 PREFIX: Final = "app_"
@@ -31,12 +31,7 @@ _ROW_BYTES: Final = 1024 * 1024
 _READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
 _ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 _TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
-_OUR_TABLES: Final = set(
-    re.findall(
-        r"CREATE (?:TEMP )?(?:TABLE|VIEW) (\w+)",
-        "\n".join((SHARD_SCHEMA, FORMAT_2, FORMAT_3, HOT.make_shadows, HOT.show_shadows)),
-    )
-)
+_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", FORMAT_3))
 _ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
 _SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}
 _DDL_NAMED_FIRST: Final = {

@@ -14,10 +14,12 @@ from ..._clock import Clock
 from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
 from ..._log import log
 from ..._sql import LANE_LOG, LANE_TABLES, SHARD
+from .. import migrate
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
+from ..migrating import counters
 from .connection import Durability, LockWait, at_once, failed_sync, leak, no_room, translate
-from .tx import TOKEN_BITS, Totals
+from .tx import TOKEN_BITS
 from .writer import Writer
 
 WAL_PAGES: Final = 8000
@@ -135,10 +137,10 @@ class ShardWal:
 
     def _epoch(self, db: apsw.Connection) -> int | None:
         """Return the epoch of the last write that began one. None: the row that has it is missing."""
-        if db.execute(SHARD.counter_page).get is None:  # format 3
-            known: int | None = db.execute(LANE_TABLES.epoch).get
-            return known
-        return None if db.execute(SHARD.read_counter).get is None else Totals.read(db).epoch
+        if migrate.version_of(db, migrate.SHARD_ID) < migrate.ONE_LANE:
+            return counters.epoch(db)
+        known: int | None = db.execute(LANE_TABLES.epoch).get
+        return known
 
     @contextmanager
     def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:
@@ -185,11 +187,8 @@ class ShardWal:
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
         db.execute("BEGIN IMMEDIATE")
-        if self._host.catalog.has_lanes:
-            db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))
-            db.execute(LANE_LOG.append_void)  # every memory is built anew
-        else:
-            db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))
+        db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))
+        db.execute(LANE_LOG.append_void)  # every memory is built anew
         db.execute("COMMIT")
         self._writer.trust()
         self._host.trust(self._shard, failure)

@@ -348,14 +348,6 @@ def _cell(page: bytes, number: int, at: int) -> Cell:
     return Cell(child, rowid, payload, size, overflow)
 
 
-def first_row(page: bytes) -> Row:
-    """Return the first record of a leaf, which is stored entirely in the page."""
-    for cell in cells(page, 0):
-        assert cell.payload is not None
-        return record(None, cell.payload, cell.size, cell.overflow)
-    return ()
-
-
 def right_child(page: bytes, number: int) -> int | None:
     start = 100 if number == 1 else 0
     inner = page[start] in (_INTERIOR_INDEX, _INTERIOR_TABLE)

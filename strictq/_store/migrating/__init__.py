@@ -1,7 +1,5 @@
 """Read a shard of format 2 as plain values, to migrate it to a later format.
 
 Later formats do not have the tables and logs of format 2, nor the code that works with them. So this package replays the logs by
-itself, and imports nothing of `hot/` and `lanes/`. It never writes to the shard. Nothing uses it yet.
-
-Source: docs/explanation/storage.md and hot-lanes.md, which describe format 2.
+itself, and imports nothing of `hot/` and `lanes/`. `reader` never writes to the shard.
 """

@@ -15,11 +15,10 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt, StoreFull
-from ..._sql import HOT, LANE_LOG, REPLICATION, SHARD
+from ..._sql import LANE_LOG, REPLICATION, SHARD
 from .. import catalog
 from ..catalog import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
-from ..commit.tx import Totals
 from ..disk import checksums, layout, reserve, wal_file
 from ..topology import Range
 from . import fork_point
@@ -162,16 +161,14 @@ class Rebuild(PageFiles):
         try:
             checksums.require(shard, part.shard)
             catalog.verify_shard(shard, known, part)
-            return _issued(shard, known), fork_point.unresolved(shard, part.shard)
+            return _issued(shard), fork_point.unresolved(shard, part.shard)
         finally:
             shard.close()
 
 
-def _issued(shard: apsw.Connection, known: Catalog) -> tuple[int, int]:
+def _issued(shard: apsw.Connection) -> tuple[int, int]:
     """Return a shard's newest arrival number and newest outbox number."""
-    if known.has_lanes:
-        return shard.execute(LANE_LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
-    return shard.execute(HOT.last_id).get, Totals.read(shard).last_outbox
+    return shard.execute(LANE_LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
 
 
 def epoch_behind(known: Catalog) -> int:

@@ -24,7 +24,7 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt
-from ..._sql import HOT, LANE_LOG, SHARD
+from ..._sql import LANE_LOG, SHARD
 from ..commit.connection import Durability, check_file, connect
 from ..disk import checksums
 from ..disk.pages import Unreadable
@@ -90,8 +90,6 @@ class WalTail:
         except BaseException:
             self.close()
             raise
-        self._counter: int | None = self._writer.execute(SHARD.counter_page).get
-        """The page of the counter row. None: the shard has format 3."""
 
     def _connect(self, durability: Durability) -> apsw.Connection:
         db = connect(str(self._path), durability=durability, cache_kib=256)
@@ -227,7 +225,7 @@ class WalTail:
 
     def _newest(self, db: apsw.Connection) -> int:
         """Return the queue time of the newest write that a connection sees."""
-        at: int = db.execute(LANE_LOG.last_time if self._counter is None else HOT.last_time).get
+        at: int = db.execute(LANE_LOG.last_time).get
         return at
 
     # ---- capturing
@@ -326,7 +324,7 @@ class WalTail:
     def _commit_time(self, frames: list[WalFrame]) -> int | None:
         pages: Mapping[int, Callable[[], bytes]] = {frame.page: partial(self._image, frame.number) for frame in frames}
         try:
-            return time_of(pages, self._counter)
+            return time_of(pages)
         except Unreadable as e:
             raise StoreCorrupt(f"a page of its WAL can't be read: {e}", shard=self.shard) from e
 
