@@ -1454,7 +1454,7 @@ MUTATIONS = [
     ),
     _store(
         "a step that fails after others were committed does not say that nothing was changed",
-        "lanes/operate.py",
+        "operating.py",
         "if not begun or",
         "if True or",
         "tests/faults/test_after_commit.py",
@@ -1822,9 +1822,9 @@ MUTATIONS = [
     ),
     _store(
         "merge: a consumer keeps what it holds",
-        "lanes/merging.py",
-        "            if lease is not None and lease.lo <= message.seq <= lease.hi:\n",
-        "            if False:\n",
+        "onelane/merging.py",
+        "        if i in held:\n",
+        "        if False:\n",
         "tests/replication/test_merging.py",
     ),
     _store(

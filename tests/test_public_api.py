@@ -135,7 +135,7 @@ def test_import_is_light() -> None:
 def test_import_leaves_alone_what_few_programs_need() -> None:
     """Each of them takes longer to import than what it would be imported for."""
     late = {"ctypes", "hashlib", "importlib.resources", "logging", "secrets", "shutil", "socket", "tempfile", "uuid", "zipfile"}
-    late |= {"strictq._findings", "strictq._store.lanes.check", "strictq._store.disk.pages"}
+    late |= {"strictq._findings", "strictq._store.check", "strictq._store.disk.pages"}
     code = "import sys, attrs, apsw; before = set(sys.modules); import strictq; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert late & set(done.stdout.split()) == set()

@@ -14,12 +14,12 @@ SELECT count(*) FROM dead WHERE key = ?;
 
 -- name: dead_letters
 -- looking.dead_letters: of the whole shard, with their messages. Takes limit. Index: primary key of dead, rowids.
-SELECT 0, d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
+SELECT d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
 FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id ORDER BY d.key, d.id LIMIT ?;
 
 -- name: dead_letters_of
 -- looking.dead_letters: of one lane. Takes key and limit. Index: primary key of dead, rowids.
-SELECT 0, d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
+SELECT d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
 FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id WHERE d.key = ? ORDER BY d.id LIMIT ?;
 
 -- name: leased_lanes
@@ -114,3 +114,7 @@ WHERE key > ?1 AND key < x'6f' AND instr(key, x'21') ORDER BY key LIMIT ?2;
 -- name: oldest_entry
 -- forgetting: when the oldest entry was written that is not cut. Takes the last cut. Index: rowid.
 SELECT at FROM journal WHERE id > ? ORDER BY id LIMIT 1;
+
+-- name: outbox
+-- reporting.stats: sends to other shards that have not arrived.
+SELECT count(*) FROM outbox;

@@ -267,6 +267,10 @@ SELECT seq, id, of FROM dedup WHERE key = ? AND dedup_id = ? AND until > ?;
 -- dedup: some ids whose windows have ended. Takes the time, and how many. Index: dedup_until.
 SELECT key, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT ?;
 
+-- name: next_dedup
+-- dedup: when the next window ends. Index: dedup_until.
+SELECT min(until) FROM dedup;
+
 -- name: drop_dedup
 -- dedup: one of them. Takes key and id. Index: primary key.
 DELETE FROM dedup WHERE key = ? AND dedup_id = ?;

@@ -21,7 +21,7 @@ from .._config import QueueConfig
 from .._errors import LeaseLost, StoreError
 from .._observe import Observers
 from .._stats import ReplicationStatus, Stats
-from . import catalog, receive, survey, waiting
+from . import catalog, operating, receive, survey, waiting
 from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns, leased_columns
@@ -51,14 +51,15 @@ from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
 from .holders import ProcessHold
 from .holders import share as share_holder
-from .lanes import handout, operate, settle
+from .lanes import settle
 from .lanes.advance import Advance
 from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
-from .lanes.headers import headers as decode_headers
 from .lanes.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
 from .lanes.messages import Item, Options, Sent, require_valid
 from .lanes.settle import Ack, AckClaimed
+from .onelane import operating as steps
+from .onelane.headers import headers as decode_headers
 from .receive import Joined
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
@@ -82,8 +83,8 @@ if TYPE_CHECKING:
         PeekedMessage,
         Problem,
     )
-    from .lanes.merging import Listed
     from .merging import Arriving, Merging
+    from .onelane.merging import Listed
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
 
@@ -607,13 +608,13 @@ class Storage:
 
     def hold(self, key: bytes, reason: str) -> None:
         """Stop deliveries of this key until `end_hold`."""
-        self._store.shard_of(key).run(lambda tx: operate.hold(tx, key, reason))
+        self._store.shard_of(key).run(lambda tx: steps.hold(tx, key, reason))
 
     def end_hold(self, key: bytes | None) -> bool:
         """End the hold of a key. None: of every keyless message, in steps. Return whether anything was held."""
         if key is None:
-            return operate.release_all_keyless(self._store) > 0
-        return self._store.shard_of(key).run(lambda tx: operate.release(tx, key))
+            return operating.release_keyless(self._store) > 0
+        return self._store.shard_of(key).run(lambda tx: steps.release(tx, key))
 
     def settle(self, key: bytes, seq: int, reason: str | None, *, force: bool) -> bool:
         """Dead-letter an unresolved message for this reason, or ack it if there is none. Return whether it was unresolved.
@@ -622,11 +623,11 @@ class Storage:
             UnknownMessage: that seq was never issued for that key.
             InvalidArgument: a consumer with a timed lease holds it, and `force` does not end that; nothing changed.
         """
-        return self._store.shard_of(key).drain(lambda tx: handout.settle_one(tx, key, seq, reason, force=force))
+        return self._store.shard_of(key).drain(lambda tx: steps.settle_one(tx, key, seq, reason, force=force))
 
     def redrive(self, key: bytes | None, seqs: Sequence[int] | None) -> int:
         """Redrive dead letters of one key (those with these seqs, or all) or of all keys, in steps. Return their number."""
-        return operate.redrive_all(self._store) if key is None else operate.redrive_key(self._store, key, seqs)
+        return operating.redrive(self._store, key, seqs)
 
     def purge(self, key: bytes | None, *, dead: bool, records: bool = False) -> int:
         """Remove unresolved messages that are not in flight, and dedup ids, of a key or of all, in steps.
@@ -640,7 +641,7 @@ class Storage:
             StoreError: nothing happened.
             OutcomeUnknown: it may have happened, or a part of it; a repetition does the rest. So for each call in steps.
         """
-        return operate.purge(self._store, key, dead=dead, records=records)
+        return operating.purge(self._store, key, dead=dead, records=records)
 
     def forget_history(self, key: bytes | None = None, *, shard: int | None = None, upto: int | None = None) -> int:
         """Remove the present records of finished messages, in steps. Return their number.
@@ -649,7 +650,7 @@ class Storage:
             key: remove only this key's.
             shard, upto: remove only this shard's, with a number up to this one.
         """
-        return operate.forget_history(self._store, key, shard, upto)
+        return operating.forget_history(self._store, key, shard, upto)
 
     # ---- replication
 
@@ -734,7 +735,7 @@ class Storage:
 
     def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
         """End the failure delays of these keys, or of all, in steps: with `one`, one per shard at most. Return their number."""
-        return operate.end_failure_delays(self._store, keys, one=one)
+        return operating.end_failure_delays(self._store, keys, one=one)
 
     def interrupt(self) -> None:
         """End the long reads that run now, such as those of a check in another thread, with a StoreError."""
@@ -750,7 +751,7 @@ class Storage:
             StoreError: no file descriptor is left to read with; transient.
         """
         with files.late():
-            from .lanes.check import check_queue
+            from .check import check_queue
 
         return check_queue(self._store, fix=fix)
 

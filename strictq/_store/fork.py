@@ -20,7 +20,7 @@ LATE: Final = (
     "strictq._store.onelane.expiring",
     "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
     "strictq._findings", "strictq._hashing", "strictq._views", "strictq._store.disk.foreign", "strictq._store.disk.stored_pages",
-    "strictq._store.lanes.check", "strictq._store.merging", "strictq._store.shipping.capture",
+    "strictq._store.check", "strictq._store.merging", "strictq._store.shipping.capture",
 )  # fmt: skip
 """The modules that calls of an open queue import late. A fork imports them first: an import that another thread had begun would
 never end in the child."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-import apsw
 import attrs
 
 from .. import _files as files
@@ -17,7 +16,7 @@ from .._parallel import run_all
 from .commit.calls import bound
 from .commit.tx import NEVER, SECOND, Tx
 from .disk.locks import ConsumerLock, PrivateLock
-from .lanes import handout, inspect
+from .lanes import handout
 from .lanes.handout import Encode, Known, Part, Standing
 from .lanes.leases import Request
 from .onelane import counting
@@ -262,10 +261,7 @@ class Handouts:
         found: dict[str, list[Standing]] = {}
         ready, oldest = 0, []
         for shard in self._store.healthy():
-            if shard.lanes is not None:
-                standings, waiting, at = shard.survey(lambda lanes: _lane_standings(lanes, self._store.now()))
-            else:
-                standings, waiting, at = shard.look(lambda db: _standings(db, self._store.now()))
+            standings, waiting, at = shard.survey(lambda lanes: _standings(lanes, self._store.now()))
             ready += waiting
             oldest.append(at)
             for standing in standings:
@@ -299,19 +295,11 @@ class Handouts:
 
 
 def _pending_behind(shard: Shard, name: str, start: int) -> int:
-    if shard.lanes is not None:
-        return shard.view(lambda lanes: handout.pending_behind(lanes.db, name, start, lanes.memory.totals.pending))
-    return shard.look(lambda db: handout.pending_behind(db, name, start))
+    return shard.view(lambda lanes: handout.pending_behind(lanes.db, name, start, lanes.memory.totals.pending))
 
 
-def _standings(db: apsw.Connection, now: int) -> tuple[list[Standing], int, int | None]:
+def _standings(lanes: ShardLanes, now: int) -> tuple[list[Standing], int, int | None]:
     """Return the named consumers of a shard, the number of ready messages, and when the oldest head of these was sent."""
-    found = handout.standings(db)
-    return (found, *inspect.waiting(db, now)) if found else (found, 0, None)
-
-
-def _lane_standings(lanes: ShardLanes, now: int) -> tuple[list[Standing], int, int | None]:
-    """Return the same of a shard of format 3."""
     found = handout.standings(lanes.db, lanes)
     return (found, *counting.waiting(lanes, now)) if found else (found, 0, None)
 

@@ -13,10 +13,10 @@ from .._sql import MERGE, OUTBOX, select_all
 from . import catalog
 from .catalog import Fork
 from .commit.calls import bound
-from .lanes import merging, outbox
-from .lanes.merging import Listed, Resolved
+from .lanes import outbox
 from .lanes.messages import Sent
-from .onelane import merging as onelane_merging
+from .onelane import merging as steps
+from .onelane.merging import Listed, Resolved
 from .shipping import fork_point
 from .store import Store
 
@@ -80,8 +80,7 @@ class Merging:
 
     def listed(self, shard: int) -> list[Listed]:
         """Return every unresolved message and every dead letter of a shard."""
-        source = self._store.shards[shard]
-        return source.look(merging.listed) if source.lanes is None else source.survey(onelane_merging.listed)
+        return self._store.shards[shard].survey(steps.listed)
 
     def sends_behind(self, shard: int, fork: Fork, messages: Sequence[Listed]) -> Iterator[list[Arriving]]:
         """Yield the unresolved sends of a shard after the fork, by arrival, then those in outboxes on their way to it.
@@ -94,13 +93,10 @@ class Merging:
         behind, _ = fork.shards[shard]
         later = sorted(m for m in messages if m.id > behind and not m.dead)
         source = self._store.shards[shard]
-        dedup_ids = source.look(bound(merging.dedup_ids, behind)) if later else {}
+        dedup_ids = source.look(bound(steps.dedup_ids, behind)) if later else {}
         for start in range(0, len(later), STEP):
             some = later[start : start + STEP]
-            if source.lanes is None:
-                rows = source.look(bound(merging.sends, some, fork.at, fork[:2], dedup_ids, shard))
-            else:
-                rows = source.survey(bound(onelane_merging.sends, some, fork.at, fork[:2], dedup_ids))
+            rows = source.survey(bound(steps.sends, some, fork.at, fork[:2], dedup_ids))
             if rows:
                 yield [Arriving(f"merge:{fork.history_id}:{shard}", message, row) for message, row in rows]
         for number in range(len(self._store.shards)):
@@ -112,7 +108,7 @@ class Merging:
         source.open()  # opening reads its incarnation
         arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation))
         after = max(fork.shards[origin][1], arrived)
-        while rows := source.look(bound(merging.on_the_way, shard, after, fork[:2], STEP), hot=False):
+        while rows := source.look(bound(steps.on_the_way, shard, after, fork[:2], STEP), hot=False):
             yield [Arriving(f"merge:{fork.history_id}:{origin}:outbox", None, row) for row in rows]
             after = rows[-1][0]
 
@@ -132,16 +128,13 @@ class Merging:
         `messages` is sorted by key.
         """
         for start in range(0, len(messages), STEP):
-            target = self._store.shards[shard]
-            resolve = merging.resolve if target.lanes is None else onelane_merging.resolve
-            yield target.drain(bound(resolve, messages[start : start + STEP]))
+            yield self._store.shards[shard].drain(bound(steps.resolve, messages[start : start + STEP]))
 
     # ---- compared, and never merged
 
     def key_states(self, shard: int) -> dict[bytes, bytes]:
         """Return a hash of each key's state, for keys that have one."""
-        source = self._store.shards[shard]
-        return source.look(bound(_key_states, MERGE.key_states if source.lanes is None else MERGE.lane_key_states))
+        return self._store.shards[shard].look(_key_states)
 
     def app_rows(self, shard: int) -> dict[str, Counter[bytes]]:
         """Return hashes of the rows of each of the program's own tables."""
@@ -152,8 +145,8 @@ def _high_water(db: apsw.Connection, origin: str) -> int:
     return db.execute(OUTBOX.high_water, (origin,)).get or 0
 
 
-def _key_states(db: apsw.Connection, sql: str) -> dict[bytes, bytes]:
-    rows: Iterator[Any] = db.execute(sql)
+def _key_states(db: apsw.Connection) -> dict[bytes, bytes]:
+    rows: Iterator[Any] = db.execute(MERGE.key_states)
     return {key: _hash(value) for key, value in rows}
 
 

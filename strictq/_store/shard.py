@@ -180,12 +180,11 @@ class Shard:
 
     def _problem(self, db: apsw.Connection) -> str | None:
         """Return what is wrong with the tables of this shard, or None."""
-        from .lanes import check  # imported late: needed only if a WAL is gone
+        from .check import check  # imported late: needed only if a WAL is gone
 
         topology = self._host.catalog.topology
         catalog.verify_shard(db, self._host.catalog, self.range)
-        look = check.check if self.lanes is None else check.check_lanes
-        found = look(db, self.number, self.range.owns, len(topology))
+        found = check(db, self.number, self.range.owns, len(topology))
         return next((f"{problem.rule}: {problem.detail}" for problem, fix in found if fix is None), None)
 
     def _connect(self, durability: Any, **options: Any) -> apsw.Connection:

@@ -44,8 +44,8 @@ from .commit.connection import Durability
 from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
+from .forgetting import Forgetting
 from .lanes import outbox, send, sweeps
-from .lanes.forget import Forgetting
 from .lanes.messages import Item, Sent
 from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings

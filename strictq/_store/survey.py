@@ -1,4 +1,4 @@
-"""Read-only reports on a queue, over its shards. Those of one shard are in lanes/inspect.py."""
+"""Read-only reports on a queue, over its shards. Those of one shard are in onelane/reporting.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLo
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
-from .lanes import failures, history, inspect, operate
-from .lanes.headers import headers as decode_headers
-from .onelane import looking
+from .lanes import failures
+from .onelane import history, looking, reporting
 from .onelane.counting import FEW
-from .onelane.looking import ViewOfLane
+from .onelane.headers import headers as decode_headers
+from .onelane.looking import LaneView
 from .onelane.shard_lanes import ShardLanes
 from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
@@ -112,18 +112,13 @@ def _unshipped(shard: Shard, status: ShipStatus) -> int:
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:
     try:
         empties = store.unwritten_empties(shard.number)
-        if shard.lanes is not None:
 
-            def stats(lanes: ShardLanes, most: int | None) -> ShardStats | None:
-                return inspect.lane_stats(lanes, shard.range, store.time, shard.path, empties, most)
+        def stats(lanes: ShardLanes, most: int | None) -> ShardStats | None:
+            return reporting.stats(lanes, shard.range, store.time, shard.path, empties, most)
 
-            found = shard.view(lambda lanes: stats(lanes, FEW)) or shard.survey(lambda lanes: stats(lanes, None))
-            assert found is not None
-            return found
-        return shard.look_hot(
-            lambda memory, db: memory.figures(db, store.now()),
-            lambda db, hot: inspect.stats(db, hot, shard.range, store.time, shard.path, empties),
-        )
+        found = shard.view(lambda lanes: stats(lanes, FEW)) or shard.survey(lambda lanes: stats(lanes, None))
+        assert found is not None
+        return found
     except StoreError as e:
         if shard.failed is None:
             raise  # its counts are unknown, not 0
@@ -139,47 +134,33 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
     """Return the n deepest keys, or those with the oldest messages."""
     found: list[KeyDepth] = []
     for shard in store.healthy():
-        if shard.lanes is not None:
-            found += shard.survey(lambda lanes: inspect.top_lanes(lanes, n, by, store.time))
-        else:
-            found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
+        found += shard.survey(lambda lanes: reporting.top_keys(lanes, n, by, store.time))
     rank = "depth" if by == "depth" else "oldest_age_seconds"
     return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
 
 
-def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[ViewOfLane | None], T], *, long: bool = False) -> T:
+def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[LaneView | None], T], *, long: bool = False) -> T:
     """Return a report on one lane. None: nothing was ever sent to it.
 
     Args:
         long: the report may take so long that writers must not wait for it.
     """
-    if shard.lanes is not None:
-        look = shard.survey if long else shard.view
-        return look(lambda lanes: report(looking.view(lanes, key, store.now())))
-    look_hot = shard.look_hot if long else shard.read_hot
-    return look_hot(
-        lambda memory, db: memory.lane(db, key),
-        lambda db, hot: report(inspect.view(db, hot, key, store.now())),
-    )
+    look = shard.survey if long else shard.view
+    return look(lambda lanes: report(looking.view(lanes, key, store.now())))
 
 
-def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[ViewOfLane, int], T | None]) -> T | None:
+def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[LaneView, int], T | None]) -> T | None:
     """Return a report on a keyless message and its lane. None: it is resolved, or has a key.
 
     Raises:
         UnknownMessage: its number was never issued.
     """
-    shard = store.shards[number]
 
-    def of(found: tuple[ViewOfLane, int] | None) -> T | None:
+    def look(lanes: ShardLanes) -> T | None:
+        found = looking.keyless(lanes, arrival, store.now())
         return None if found is None else report(*found)
 
-    if shard.lanes is not None:
-        return shard.view(lambda lanes: of(looking.keyless(lanes, arrival, store.now())))
-    return shard.read_hot(
-        lambda memory, db: memory.lane_with(db, arrival),
-        lambda db, hot: of(inspect.keyless(db, hot, arrival, store.now(), number)),
-    )
+    return store.shards[number].view(look)
 
 
 def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMessage]:
@@ -188,26 +169,23 @@ def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMe
         shard = store.shard_of(key)
         return _look_at(
             store, shard, key,
-            lambda view: [] if view is None else inspect.peeked(view, seq, limit, store.time, shard.number),
+            lambda view: [] if view is None else reporting.peeked(view, seq, limit, store.time, shard.number),
             long=limit > PEEKED_MAX,
         )  # fmt: skip
     found: list[PeekedMessage] = []
     for shard in store.healthy():
-        if shard.lanes is not None:
-            found += shard.survey(bound(_peek_oldest, limit, store.time))
-        else:
-            found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
+        found += shard.survey(bound(_peek_oldest, limit, store.time))
     return sorted(found, key=lambda message: message.enqueued_at)[:limit]
 
 
 def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedMessage]:
     found: list[PeekedMessage] = []
-    views: dict[bytes, ViewOfLane] = {}
+    views: dict[bytes, LaneView] = {}
     for arrival, seq in looking.oldest(lanes):
         key = lanes.loader.keys_of([arrival])[arrival]
         if key not in views and (one := looking.view(lanes, key, time.now())) is not None:
             views[key] = one
-        found += inspect.peeked(views[key], seq, 1, time, lanes.shard)
+        found += reporting.peeked(views[key], seq, 1, time, lanes.shard)
         if len(found) == limit:
             break
     return found
@@ -216,8 +194,8 @@ def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedM
 def peek_keyless(store: Store, shard: int, arrival: int) -> list[PeekedMessage]:
     """Return the unresolved keyless message with this arrival number, if there is one."""
 
-    def report(view: ViewOfLane, seq: int) -> list[PeekedMessage]:
-        return [message for message in inspect.peeked(view, seq, 1, store.time, shard) if message.id == arrival]
+    def report(view: LaneView, seq: int) -> list[PeekedMessage]:
+        return [message for message in reporting.peeked(view, seq, 1, store.time, shard) if message.id == arrival]
 
     try:
         return _look_at_keyless(store, shard, arrival, report) or []
@@ -227,14 +205,14 @@ def peek_keyless(store: Store, shard: int, arrival: int) -> list[PeekedMessage]:
 
 def status(store: Store, key: bytes, seq: int) -> MessageStatus:
     """Return the status of one message."""
-    return _look_at(store, store.shard_of(key), key, lambda view: inspect.status(view, key, seq, store.time))
+    return _look_at(store, store.shard_of(key), key, lambda view: reporting.status(view, key, seq, store.time))
 
 
 def status_of_keyless(store: Store, shard: int, arrival: int) -> MessageStatus | None:
     """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
 
-    def report(view: ViewOfLane, seq: int) -> MessageStatus | None:
-        found = inspect.status_in(view, seq, store.time)
+    def report(view: LaneView, seq: int) -> MessageStatus | None:
+        found = reporting.status_in(view, seq, store.time)
         return None if found.state == "resolved" else found
 
     return _look_at_keyless(store, shard, arrival, report)
@@ -243,22 +221,18 @@ def status_of_keyless(store: Store, shard: int, arrival: int) -> MessageStatus |
 def explain(store: Store, key: bytes) -> Explanation:
     """Return why a key is, or is not, delivered now."""
     shard = store.shard_of(key)
-    return _look_at(store, shard, key, lambda view: inspect.explain(view, key, store.time, shard.number, store.config))
+    return _look_at(store, shard, key, lambda view: reporting.explain(view, key, store.time, shard.number, store.config))
 
 
 def key_state(store: Store, key: bytes) -> bytes | None:
     """Return the committed state of a key."""
-    shard = store.shard_of(key)
-    of = inspect.key_state if shard.lanes is None else key_states.of
-    return shard.read(bound(of, key))  # a hot lane with a state has its row
+    return store.shard_of(key).read(bound(key_states.of, key))
 
 
 def errors(store: Store, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
-    """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
+    """Return the errors of an unresolved message's attempts, oldest first."""
     where = store.shards[shard]  # a parked keyless message has a key of its own, whose hash may be another shard's
-    if where.lanes is None:
-        return where.read(lambda db: inspect.errors(db, key, seq, store.time))
-    return _look_at(store, where, key, lambda view: () if view is None else inspect.errors_in(view, seq, store.time))
+    return _look_at(store, where, key, lambda view: () if view is None else reporting.errors(view, seq, store.time))
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
@@ -269,15 +243,14 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
     out: list[DeadLetter] = []
     wall = store.time.to_wall
     for shard in store.healthy() if key is None else [store.shard_of(key)]:
-        letters = operate.dead_letters if shard.lanes is None else looking.dead_letters
-        rows = shard.read(bound(letters, key, limit - len(out)))
+        rows = shard.read(bound(looking.dead_letters, key, limit - len(out)))
         out += [
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,
                 reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
                 errors=failures.shown(errors, store.time), output=output,
             )
-            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at, errors, output in rows
+            for k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at, errors, output in rows
         ]  # fmt: skip
         if len(out) >= limit:
             break

@@ -115,7 +115,7 @@ def test_the_help_and_one_command_import_only_what_they_need(filled: Path, tmp_p
         # Counting takes less time than the import of what single looks bring, or of what checks, damaged files and shells need.
         (
             ["stats", str(filled)],
-            {"strictq._findings", "strictq._store.lanes.check", "strictq._store.disk.pages", "click.shell_completion"},
+            {"strictq._findings", "strictq._store.check", "strictq._store.disk.pages", "click.shell_completion"},
         ),
     ):
         done = subprocess.run(

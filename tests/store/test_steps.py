@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from strictq import Message, Queue
-from strictq._store.lanes import history, operate
+from strictq._store.onelane import history, operating
 from strictq.testing import FakeClock
 from tests.support.internals import connection_of, writer_of
 from tests.support.queues import Opener, fill, labels
@@ -14,7 +14,7 @@ from tests.support.queues import Opener, fill, labels
 
 def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane may have very many, and other writers wait during a step."""
-    monkeypatch.setattr(operate, "PURGE_STEP", 3)
+    monkeypatch.setattr(operating, "STEP", 3)
     for n in range(7):
         q.send(b"", "k", dedup_id=str(n))
     q.ack_many(q.receive(7))
@@ -24,8 +24,8 @@ def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch
         left.append(db.execute("SELECT count(*) FROM dedup").get)
 
     db = connection_of(q)
-    step = operate.purge_lane
-    monkeypatch.setattr(operate, "purge_lane", lambda tx, lane: (step(tx, lane), count(tx.db))[0])
+    step = operating.purge_lane
+    monkeypatch.setattr(operating, "purge_lane", lambda tx, key: (step(tx, key), count(tx.db))[0])
     assert q.purge("k") == 0
     assert left == [4, 1, 0]
     assert db.execute("SELECT count(*) FROM dedup").get == 0
@@ -36,29 +36,29 @@ def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kil
     make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The purge ends an expired lease. Its messages are then delivered one at a time, as after any expiry."""
-    monkeypatch.setattr(operate, "PURGE_STEP", 1)
+    monkeypatch.setattr(operating, "STEP", 1)
     q = make()
     fill(q, "k", 4)
     q.receive(10, lease_seconds=10.0)
     clock.advance(11.0)
-    step = operate.purge_lane
+    step = operating.purge_lane
     got: list[object] = []
 
-    def and_then(tx: object, lane: int) -> object:
+    def and_then(tx: object, lane: bytes) -> object:
         if got:
             return 0, False
         result = step(tx, lane)  # type: ignore[arg-type]
         got.append(None)
         return result
 
-    monkeypatch.setattr(operate, "purge_lane", and_then)
+    monkeypatch.setattr(operating, "purge_lane", and_then)
     assert q.purge("k") == 1
     assert labels(q.receive(10)) == [("k", 2)]
 
 
 def test_a_redrive_that_waits_for_a_lane_without_messages_is_purged(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """If ack_first resolved all messages, the lane can be found only by its dead letters."""
-    monkeypatch.setattr(operate, "PURGE_STEP", 2)
+    monkeypatch.setattr(operating, "STEP", 2)
     q.send_many([Message(b"x" * 900, key="k")] * 5)
     for d in q.receive(5):
         d.reject("no")

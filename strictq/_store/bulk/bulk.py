@@ -8,8 +8,8 @@ from operator import itemgetter
 
 from ..._errors import InvalidArgument
 from ..commit.calls import bound
-from ..lanes import history
 from ..lanes.leases import KEY, Row
+from ..onelane import history
 from ..shard import Shard
 from ..store import Store
 from . import applied, lane_scan, scan, staging

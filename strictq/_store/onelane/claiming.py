@@ -17,10 +17,10 @@ from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
 from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
-from ..lanes import history, retries
+from ..lanes import retries
 from ..lanes.leases import SUSPECT, Claimed, Request, Row
 from ..tables import resting, trouble
-from . import ending, expiring
+from . import ending, expiring, history
 from .loading import NeedsTransactionError
 from .message_opts import row_of
 

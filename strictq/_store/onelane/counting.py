@@ -30,7 +30,6 @@ class ShardFigures(NamedTuple):
     Attributes:
         in_flight: those of leases that are not over their deadlines.
         delayed, held: those of lanes whose first message is delayed, and of held ones.
-        redriving: dead letters whose redrive waits for the end of a lease. They are counted as dead until then.
         oldest: when the oldest head of a lane was sent. `oldest_ready`: of a ready one.
         unattempted: when the oldest message without an attempt was sent.
     """
@@ -38,7 +37,6 @@ class ShardFigures(NamedTuple):
     in_flight: int
     delayed: int
     held: int
-    redriving: int
     oldest: int | None
     oldest_ready: int | None
     unattempted: int | None
@@ -49,7 +47,7 @@ class _Count:
 
     def __init__(self, now: int) -> None:
         self._now = now
-        self.in_flight = self.delayed = self.held = self.redriving = 0
+        self.in_flight = self.delayed = self.held = 0
         self.oldest = self.oldest_ready = self.unattempted = _NONE
 
     def add(self, lane: LiveLane) -> None:
@@ -60,15 +58,12 @@ class _Count:
         if head is None:
             return
         self.oldest = min(self.oldest, head)
-        leased = redriving = 0
-        if rare is not None and rare.waiting:
-            redriving = len(rare.waiting)
-            self.redriving += redriving
+        leased = 0
         if grant is not None and grant.deadline > self._now:
             leased = len(lane.leased())
             self.in_flight += leased
         if rare is not None and rare.hold is not None:
-            self.held += depth_of(lane) - leased - redriving
+            self.held += depth_of(lane) - leased
         elif grant is None and lane.due > self._now:
             self.delayed += depth_of(lane)
         elif not leased:
@@ -136,7 +131,7 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigure
         if _unattempted(lane) is not None:
             break  # heads of later ones arrived later, but for retried ones
     oldest, oldest_ready, unattempted = (_sent_at(store, i) for i in (count.oldest, count.oldest_ready, count.unattempted))
-    return ShardFigures(count.in_flight, count.delayed, count.held, count.redriving, oldest, oldest_ready, unattempted)
+    return ShardFigures(count.in_flight, count.delayed, count.held, oldest, oldest_ready, unattempted)
 
 
 def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
@@ -171,8 +166,7 @@ def waiting(store: ShardLanes, now: int) -> tuple[int, int | None]:
     """Return the number of ready messages, as in `stats`, and when the oldest head of their lanes was sent."""
     found = figures(store, now)
     assert found is not None
-    pending = store.memory.totals.pending - found.redriving
-    return pending - found.in_flight - found.delayed - found.held, found.oldest_ready
+    return store.memory.totals.pending - found.in_flight - found.delayed - found.held, found.oldest_ready
 
 
 def deepest(store: ShardLanes, n: int, by: str, now: int) -> list[tuple[LaneView, int, int]]:

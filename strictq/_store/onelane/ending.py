@@ -13,9 +13,9 @@ from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
-from ..lanes import history, retries
+from ..lanes import retries
 from ..tables import dead, trouble
-from . import parking
+from . import history, parking
 
 
 def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:

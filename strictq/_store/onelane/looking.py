@@ -6,7 +6,6 @@ parts of its ids and is not kept.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -54,7 +53,6 @@ class LeaseOfLane(NamedTuple):
         lo, hi: the first and the last seq of its messages.
         started: the last seq whose handler was started; below `lo`: none.
         ack_first: its messages were acked when they were leased.
-        expired: it was found to be over its deadline.
     """
 
     lo: int
@@ -65,10 +63,9 @@ class LeaseOfLane(NamedTuple):
     leased_at: int
     deadline: int
     ack_first: bool
-    expired: bool = False
 
 
-class ViewOfLane(ABC):
+class LaneView:
     """One lane, as a read transaction sees it.
 
     Attributes:
@@ -79,51 +76,35 @@ class ViewOfLane(ABC):
         last_lease: the lease, even if it is over its deadline: its starts count until it is ended.
     """
 
-    db: apsw.Connection
-    now: int
-    key: bytes
-    tail: int
-    depth: int
-    due: int | None
-    hold: str | None
-    held_at: int | None
-    solo: int
-    last_lease: LeaseOfLane | None
+    def __init__(self, store: ShardLanes, lane: LiveLane, now: int) -> None:
+        self._store = store
+        self._lane = lane
+        self.db = store.db
+        self.now = now
+        self.key = lane.key
+        self.tail = lane.tail
+        self.depth = depth_of(lane)
+        rare = lane.rare
+        hold = None if rare is None else rare.hold
+        self.held_at: int | None = None if hold is None else hold[0]
+        self.hold: str | None = None if hold is None else hold[1]
+        head = rare.front[0][0] if rare is not None and rare.front else lane.first
+        self.solo = 0 if rare is None or rare.solo < head else rare.solo
+        self.due = lane.due or None if lane.grant is None else None
+        self.last_lease = _lease_of(lane)
+        self._waiting = frozenset(seq for seq, _ in rare.waiting) if rare is not None else frozenset()
 
     @property
     def lease(self) -> LeaseOfLane | None:
         """The lease, if it is not over its deadline."""
         lease = self.last_lease
-        return lease if lease is not None and not lease.expired and lease.deadline > self.now else None
-
-    @abstractmethod
-    def messages(self, first: int, limit: int) -> Sequence[Message]:
-        """Return the first unresolved messages from a seq on."""
-
-    @abstractmethod
-    def head(self) -> HeadOfLane | None:
-        """Return the first unresolved message."""
-
-    @abstractmethod
-    def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
-        """Return attempts, due, error, output and errors of an unresolved message."""
-
-    @abstractmethod
-    def dead(self, seq: int) -> tuple[int, str | None, str | None, str | None] | None:
-        """Return attempts, reason, output and errors of a dead letter."""
-
-    @abstractmethod
-    def dead_count(self) -> int:
-        """Return the number of its dead letters."""
-
-    @abstractmethod
-    def was_postponed(self, seq: int) -> bool:
-        """Return whether a consumer postponed its first message, which has this seq."""
+        return lease if lease is not None and lease.deadline > self.now else None
 
     def state_of(self, seq: int, due: int | None) -> State:
         """Return the state of an unresolved message."""
         lease = self.lease
-        if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first:
+        # A redriven message waits for the end of the lease, whatever the lease holds around it.
+        if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first and seq not in self._waiting:
             return "in_flight"
         behind = self.state_behind()
         return "delayed" if behind == "ready" and due is not None and due > self.now else behind
@@ -139,35 +120,11 @@ class ViewOfLane(ABC):
     def attempts(self, seq: int, stored: int) -> int:
         """Return the attempts of a message with the one that its lease has started."""
         lease = self.last_lease
-        return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
-
-
-class LaneView(ViewOfLane):
-    """A lane of format 3."""
-
-    def __init__(self, store: ShardLanes, lane: LiveLane, now: int) -> None:
-        self._store = store
-        self._lane = lane
-        self.db = store.db
-        self.now = now
-        self.key = lane.key
-        self.tail = lane.tail
-        self.depth = depth_of(lane)
-        rare = lane.rare
-        hold = None if rare is None else rare.hold
-        self.held_at, self.hold = (None, None) if hold is None else hold
-        head = rare.front[0][0] if rare is not None and rare.front else lane.first
-        self.solo = 0 if rare is None or rare.solo < head else rare.solo
-        self.due = lane.due or None if lane.grant is None else None
-        self.last_lease = _lease_of(lane)
-        self._redriven = frozenset(seq for seq, _ in rare.waiting) if rare is not None else frozenset()
-
-    def state_of(self, seq: int, due: int | None) -> State:
-        if seq in self._redriven:  # it waits for the end of the lease, whatever the lease holds around it
-            return self.state_behind()
-        return super().state_of(seq, due)
+        is_started = lease is not None and lease.lo <= seq <= lease.started and seq not in self._waiting
+        return stored + is_started
 
     def messages(self, first: int, limit: int) -> Sequence[Message]:
+        """Return the first unresolved messages from a seq on."""
         ids = self.unresolved(first, limit)
         rows = self._store.whole([i for _, i in ids])
         lane, shard = self._lane, self._store.shard
@@ -180,12 +137,14 @@ class LaneView(ViewOfLane):
         ]  # fmt: skip
 
     def head(self) -> HeadOfLane | None:
+        """Return the first unresolved message."""
         for seq, i in self.unresolved(0, 1):
             known, (starts, crashed, _) = trouble.of(self.db, i), self._lane.attempts(i)
             return HeadOfLane(seq, self._row(i)[M_SENT_AT], starts, known.error, crashed, known.first_at)
         return None
 
     def message(self, seq: int) -> tuple[int, int | None, str | None, str | None, str | None] | None:
+        """Return attempts, due, error, output and errors of an unresolved message."""
         i = self.arrival_of(seq)
         if i is None:
             return None
@@ -193,6 +152,7 @@ class LaneView(ViewOfLane):
         return self._lane.attempts(i)[0], self._due(i, self._row(i)), known.error, known.output, known.errors
 
     def dead(self, seq: int) -> tuple[int, str | None, str | None, str | None] | None:
+        """Return attempts, reason, output and errors of a dead letter."""
         row = self.db.execute(LANE_LOOKS.dead_letter, (self.key, seq)).get
         if row is None:
             return None
@@ -200,10 +160,12 @@ class LaneView(ViewOfLane):
         return known.attempts, row[1], known.output, known.errors
 
     def dead_count(self) -> int:
+        """Return the number of its dead letters."""
         n: int = self.db.execute(LANE_LOOKS.dead_count, (self.key,)).get
         return n
 
     def was_postponed(self, seq: int) -> bool:
+        """Return whether a consumer postponed its first message, which has this seq."""
         i, rare = self.arrival_of(seq), self._lane.rare
         return i is not None and rare is not None and i in rare.tried
 
@@ -358,19 +320,22 @@ def oldest(store: ShardLanes) -> Iterator[tuple[int, int]]:
 
 
 def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
-    """Return dead letters of one key, or of the shard, with the columns of `operate.dead_letters`. Needs no memory."""
+    """Return dead letters of one key, or of the shard. Needs no memory.
+
+    Returns:
+        Key, seq, arrival number, body, headers, kind, reason, attempts, when it was sent, when it died, errors, and output.
+    """
     run: Any = db.execute
     rows: list[Any] = (
         run(LANE_LOOKS.dead_letters, (limit,)) if key is None else run(LANE_LOOKS.dead_letters_of, (key, limit))
     ).fetchall()
-    return [(*row[:5], None if row[5] is None else decode(row[5], -1)[0], *row[6:]) for row in rows]
+    return [(*row[:4], None if row[4] is None else decode(row[4], -1)[0], *row[5:]) for row in rows]
 
 
 __all__ = [
     "HeadOfLane",
     "LaneView",
     "LeaseOfLane",
-    "ViewOfLane",
     "dead_letters",
     "depth_of",
     "keyless",

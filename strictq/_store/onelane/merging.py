@@ -1,25 +1,49 @@
-"""The steps of a merge inside one shard of format 3: list its messages, and resolve what another history has resolved."""
+"""The steps of a merge inside one shard: list its messages, and resolve what another history has resolved."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ..._keys import is_keyless
+import apsw
+
+from ..._keys import ASIDE, is_keyless
 from ..._sql import LANE_TABLES, MERGE
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.live_lane import LiveLane
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
-from ..lanes.merging import ELSEWHERE, Listed, Resolved, as_arriving
 from ..tables import dead, gone
-from . import checking, ending, expiring
+from . import checking, ending, expiring, history
+from .headers import headers as decode_headers
 from .message_opts import decode
 from .shard_lanes import ShardLanes
 
 STEP: Final = 1_000
+ELSEWHERE: Final = history.End("acked")
+"""The end of a message that another history has resolved."""
+HISTORY_HEADER: Final = "strictq-merged-history"
+TERM_HEADER: Final = "strictq-merged-term"
+SEQ_HEADER: Final = "strictq-merged-seq"
+
+
+class Listed(NamedTuple):
+    """A message or dead letter of a shard, by its arrival number."""
+
+    id: int
+    key: bytes
+    seq: int
+    dead: int
+
+
+class Resolved(NamedTuple):
+    """The outcome for messages that another history resolved: those that are resolved here now, and those that are leased."""
+
+    done: list[Listed]
+    leased: list[Listed]
 
 
 def listed(store: ShardLanes) -> list[Listed]:
@@ -43,10 +67,22 @@ def listed(store: ShardLanes) -> list[Listed]:
     return found
 
 
+def dedup_ids(db: apsw.Connection, behind: int) -> dict[int, str]:
+    """Return the dedup ids of messages with an arrival number above `behind`."""
+    return dict(db.execute(MERGE.dedup_ids, (behind,)))
+
+
 def sends(
     store: ShardLanes, messages: Sequence[Listed], at: int, origin: tuple[str, int], dedup_ids: dict[int, str]
 ) -> list[tuple[Listed, tuple[Any, ...]]]:
-    """Return messages as rows of an outbox. See `lanes.merging.sends`."""
+    """Return messages as rows of an outbox, with headers that name their source.
+
+    Omits what an outbox delivered from a transaction before the fork: the other history has that transaction, too.
+
+    Args:
+        at: queue time of the fork.
+        origin: the history and its term.
+    """
     rows = store.whole([message.id for message in messages])
     found = []
     for message in messages:
@@ -54,10 +90,30 @@ def sends(
         headers, *numbers = decode(row[M_OPTS], store.shard)
         times = (row[M_SENT_AT], row[M_DUE], row[M_EXPIRES])
         sent = (message.id, row[M_KEY], *times, None, headers, *numbers, row[M_BODY])
-        named = as_arriving(message, sent, at, origin, dedup_ids.get(message.id), store.shard)
-        if named is not None:
-            found.append((message, named))
+        known = decode_headers(headers, store.shard)
+        if sent[2] > at or HISTORY_HEADER in known:
+            found.append((message, _named(sent, known, (*origin, message.seq), dedup_ids.get(message.id))))
     return found
+
+
+def on_the_way(db: apsw.Connection, destination: int, after: int, origin: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:
+    """Return the same rows for what waits in an outbox."""
+    rows: list[Any] = db.execute(MERGE.outbox, (destination, after, limit)).fetchall()
+    return [_named(row, decode_headers(row[6], -1), (*origin, None), row[5]) for row in rows]
+
+
+def _named(
+    row: Sequence[Any], known: dict[str, str], origin: tuple[str, int, int | None], dedup_id: str | None
+) -> tuple[Any, ...]:
+    """Return the row with headers that name its source. A message that was merged before keeps its first ones.
+
+    Args:
+        origin: history, term and seq; None: it was in an outbox and had no seq yet.
+    """
+    history_id, term, seq = origin
+    said = {HISTORY_HEADER: history_id, TERM_HEADER: str(term)} | ({} if seq is None else {SEQ_HEADER: str(seq)})
+    key = row[1].split(ASIDE)[0] if is_keyless(row[1]) else row[1]
+    return (row[0], key, *row[2:5], dedup_id, json.dumps(said | known, ensure_ascii=False), *row[7:])
 
 
 def resolve(tx: Tx, messages: Sequence[Listed]) -> Resolved:

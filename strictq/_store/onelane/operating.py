@@ -20,10 +20,9 @@ from ..lane import entries as kinds
 from ..lane.entries import NEVER, LaneHolder, encode_groups, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lane.memory import Group
-from ..lanes import history
 from ..tables import dead, dedup, trouble
 from ..tables.dead import DeadRow
-from . import ending, expiring, forgetting
+from . import ending, expiring, forgetting, history
 from .settling import FAILURE_MARK
 from .shard_lanes import ShardLanes
 

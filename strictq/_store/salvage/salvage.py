@@ -30,7 +30,7 @@ from ..._files import real_path
 from ..._findings import LostRange, Salvaged
 from ..._keys import decode_key, is_keyless
 from ..._sql import CHECK, FORMAT_2, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
-from .. import catalog
+from .. import catalog, check
 from ..bulk import staging
 from ..catalog import Catalog
 from ..commit.calls import bound
@@ -39,7 +39,7 @@ from ..commit.tx import Totals, Tx
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row, Tree, free_pages
 from ..hot.journal import ACK, COOL, decoded_keys
-from ..lanes import check, lanes
+from ..lanes import lanes
 from ..store import Store
 from ..topology import Range
 from . import handouts

@@ -38,6 +38,12 @@ def forget_some(db: apsw.Connection, now: int, limit: int = FORGET_STEP) -> None
     many(LANE_TABLES.drop_dedup, run(LANE_TABLES.old_dedups, (now, limit)).fetchall())
 
 
+def soonest(db: apsw.Connection) -> int | None:
+    """Return when the next window ends. None: there are no ids."""
+    until: int | None = db.execute(LANE_TABLES.next_dedup).get
+    return until
+
+
 def purge(db: apsw.Connection, key: bytes, limit: int) -> int:
     """Remove ids of a key, in a bounded step. Return how many."""
     run: Any = db.execute

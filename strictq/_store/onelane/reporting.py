@@ -1,0 +1,216 @@
+"""Read-only reports on a shard. Every function runs in one read transaction."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import _hints as hints
+from ..._clock import QueueTime
+from ..._config import QueueConfig
+from ..._errors import UnknownMessage
+from ..._keys import decode_key
+from ..._sql import HANDOUT, LANE_LOOKS
+from ..._stats import ShardStats
+from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
+from ..lanes import failures
+from ..lanes.retries import span
+from ..topology import Range
+from . import counting, looking
+from .headers import headers as stored_headers
+from .looking import LaneView
+from .shard_lanes import ShardLanes
+
+if TYPE_CHECKING:
+    from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
+
+
+def peeked(view: LaneView, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    """Return the first messages of a lane from a seq on."""
+    from ..._findings import PeekedMessage
+
+    return [
+        PeekedMessage(
+            key=decode_key(view.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
+            state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
+            due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
+        )
+        for seq, i, body, headers, attempts, sent_at, due, expires in view.messages(first, limit)
+    ]  # fmt: skip
+
+
+def status(view: LaneView | None, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+    """Return the status of one message.
+
+    Raises:
+        UnknownMessage: that seq was never issued.
+    """
+    if view is None or not 1 <= seq <= view.tail:
+        raise UnknownMessage(f"key {decode_key(key)!r} has no message with seq {seq}")
+    return status_in(view, seq, time)
+
+
+def status_in(view: LaneView, seq: int, time: QueueTime) -> MessageStatus:
+    """Return the status of a message of a lane."""
+    from ..._findings import MessageStatus
+
+    shown: Any = decode_key(view.key)
+    row = view.message(seq)
+    if row is not None:
+        attempts, due, error, output, errors = row
+        state = view.state_of(seq, due)
+        lease = view.lease if state == "in_flight" else None
+        until = _end(lease) if lease else due if state == "delayed" and due is not None else None
+        return MessageStatus(
+            shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
+            None if until is None else time.to_wall(until), error, output, failures.shown(errors, time),
+        )  # fmt: skip
+    dead = view.dead(seq)
+    if dead is not None:
+        attempts, reason, output, errors = dead
+        return MessageStatus(
+            shown, seq, "dead", attempts, last_error=reason, last_output=output, errors=failures.shown(errors, time)
+        )
+    return MessageStatus(shown, seq, "resolved")
+
+
+def errors(view: LaneView, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+    """Return the errors of an unresolved message of a lane."""
+    row = view.message(seq)
+    return () if row is None else failures.shown(row[4], time)
+
+
+def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
+    """Return why a lane is, or is not, delivered now."""
+    from ..._findings import Explanation
+
+    shown: Any = decode_key(key)
+    if view is None:
+        return Explanation(shown, "empty", hints.NEVER_SENT, None, 0, 0, 0, None, None, None, None, None, False, shard)
+    head = view.head()
+    seq, attempts, error = (None, 0, None) if head is None else (head.seq, view.attempts(head.seq, head.attempts), head.error)
+    solo = seq is not None and view.solo >= seq
+    state: Any = "empty"
+    since = until = by = token = None
+    text, rest = hints.EMPTY, ""
+    filled: dict[str, Any] = {}
+    if view.lease is not None:
+        lease = view.lease
+        state, since, until, by, token = "in_flight", lease.leased_at, _end(lease), lease.consumer, lease.token
+        what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
+        if until is None:
+            n = view.db.execute(HANDOUT.handout_of, (by, token)).get
+            text, filled = hints.IN_HANDOUT, {"what": what, "n": n, "by": by}
+        else:
+            text, filled = hints.LEASED, {"what": what, "by": by, "left": _span(lease.deadline - view.now)}
+        if view.hold is not None:
+            rest = f"; then the lane is held: {view.hold}"
+    elif view.hold is not None:
+        state, since, by = "held", view.held_at, view.hold
+        text, filled = hints.LANE_HELD, {"by": by}
+    elif head is not None and view.due is not None and view.due > view.now:
+        state, until = "delayed", view.due
+        why = _why_delayed(view, head, attempts, config)
+        text, filled = hints.DELAYED, {"seq": seq, "left": _span(view.due - view.now), "why": why}
+    elif head is not None:
+        state, since = "ready", head.sent_at
+        text, filled = hints.READY, {"seq": seq}
+        if solo:
+            rest = ", one message at a time, because a holder of it was lost"
+    if error and state != "empty":
+        rest += f"; last error: {error}"
+    return Explanation(
+        shown, state, text.of(**filled, rest=rest), seq, view.depth, view.dead_count(), attempts,
+        None if since is None else time.to_wall(since), None if until is None else time.to_wall(until),
+        by, token, error, solo, shard,
+    )  # fmt: skip
+
+
+def _why_delayed(view: LaneView, head: looking.HeadOfLane, starts: int, config: QueueConfig) -> str:
+    first_at = head.first_at
+    if starts == head.crashed:
+        return "it was postponed" if view.was_postponed(head.seq) else "it was sent with a delay"
+    failed = starts - head.crashed
+    why = "it failed once" if failed == 1 else f"it failed {failed:,} times"
+    if first_at is None:
+        return why
+    why += f" in {span(view.now - first_at)}"
+    left = first_at + int(config.retry_for_seconds * SECOND) - view.now
+    if config.max_attempts is not None and config.retry_for_seconds and left > 0:
+        why += f"; it is not given up in the next {span(left)}"
+    return why
+
+
+def _end(lease: looking.LeaseOfLane) -> int | None:
+    """Return when a lease ends by itself. None: it belongs to a batch, and does not."""
+    return None if lease.deadline == NEVER else lease.deadline
+
+
+def _span(microseconds: int) -> str:
+    seconds = microseconds / SECOND
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def stats(
+    lanes: ShardLanes, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int, most: int | None
+) -> ShardStats | None:
+    """Return the counts of a shard.
+
+    Args:
+        most: how many lanes at rest to read.
+    Returns:
+        None: more must be read.
+    """
+    now, t = time.now(), lanes.memory.totals
+    found = counting.figures(lanes, now, most)
+    if found is None:
+        return None
+    rare: dict[str, Any] = {name: getattr(t, name) for name in RARE}
+    rate = decayed_rate(t, now)
+    disk, wal = _sizes(path)
+    return ShardStats(
+        shard=part.shard, hash_lo=part.bounds[0], hash_hi=part.bounds[1],
+        ready=t.pending - found.in_flight - found.delayed - found.held, in_flight=found.in_flight, delayed=found.delayed,
+        held=found.held, dead=t.dead, lanes=t.lanes, oldest_age_seconds=_age(now, found.oldest),
+        first_attempt_age_seconds=_age(now, found.unattempted),
+        sends=t.sends, receives=t.receives, claims=t.claims, empty_receives=t.empty_receives + unwritten_empties,
+        acks=t.acks, retries=t.retries,
+        redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged,
+        **rare,
+        outbox=lanes.run(LANE_LOOKS.outbox).get,
+        drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
+        handout_bytes=lanes.run(HANDOUT.bytes_total).get,
+    )  # fmt: skip
+
+
+def _age(now: int, sent: int | None) -> float | None:
+    return None if sent is None else max(now - sent, 0) / SECOND
+
+
+def _sizes(path: Path | None) -> tuple[int, int]:
+    """Return the sizes of the database and of its WAL, without opening them."""
+    if path is None:
+        return 0, 0
+    wal = 0
+    with suppress(FileNotFoundError):
+        wal = os.stat(f"{path}-wal").st_size
+    return os.stat(path).st_size + wal, wal
+
+
+def top_keys(lanes: ShardLanes, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
+    """Return the n deepest lanes, or those with the oldest messages. Reads every lane that has messages."""
+    from ..._findings import KeyDepth
+
+    now = time.now()
+    return [
+        KeyDepth(
+            decode_key(view.key), depth, max(now - sent_at, 0) / SECOND,
+            "in_flight" if view.lease is not None else view.state_behind(),
+        )
+        for view, depth, sent_at in counting.deepest(lanes, n, by, now)
+    ]  # fmt: skip
+
+
+__all__ = ["errors", "explain", "peeked", "stats", "status", "status_in", "top_keys"]
