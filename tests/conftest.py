@@ -15,7 +15,7 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support import hot, timekeeping
+from tests.support import timekeeping
 from tests.support.injection import receive_waits_for_busy_shards
 from tests.support.queues import KINDS, Kind, Opener, fast_disk
 from tests.support.second_process import SecondProcess
@@ -83,12 +83,6 @@ def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     if home is not None:
         os.environ["SPARK_HOME"] = str(home)
     return home
-
-
-@pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queues keep every lane in the tables: for tests that look into them."""
-    hot.cold(monkeypatch)
 
 
 @pytest.fixture

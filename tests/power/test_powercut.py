@@ -69,18 +69,6 @@ def test_the_programs_fold(place: Path) -> None:
     assert record(fresh(place, "recorded"), seed=1, level="full", shards=2, steps=50).folds > 1
 
 
-@pytest.mark.parametrize("level", ["full", "process"])
-def test_a_cut_at_any_point_without_hot_lanes(level: Level, place: Path) -> None:
-    tally = Tally()
-    wanted = IMAGES // 12
-    for seed in itertools.count(SEED):
-        run = record(fresh(place, "recorded"), seed=seed, level=level, shards=2, steps=50, hot_lanes=False)
-        tally += campaign(run, place / "image", seed=seed, per_point=6, every=5, limit=wanted - tally.images)
-        if tally.images >= wanted:
-            break
-    assert set(+tally.modes) == set(MODES)
-
-
 @pytest.mark.parametrize(("level", "shards"), KINDS)
 def test_a_second_cut_while_the_queue_is_opened(level: Level, shards: int, place: Path) -> None:
     images = 0

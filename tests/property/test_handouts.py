@@ -21,9 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import strictq
 from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig, _handouts
 from strictq._consumers import acknowledge
+from strictq._handouts import Holder
 from strictq.testing import FakeClock
+from tests.support.folds import Folds, narrow
 from tests.support.handouts import Label, Lazy, holder, read
-from tests.support.hot import Folds, narrow
 from tests.support.powercut_campaign import fast_directory
 from tests.support.witness import Witness, require_same
 
@@ -63,8 +64,8 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.folds = Folds()
         self.witnessed = False
         self.patches = ExitStack()
-        self.q = self._open()
-        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
+        self.q: Queue
+        self.h: Holder
 
     def _open(self) -> Queue:
         return strictq.open(
@@ -75,13 +76,14 @@ class HandoutsMachine(RuleBasedStateMachine):
     @initialize(
         window=st.sampled_from([1, 3, 8]),
         step=st.integers(1, 2),
-        slices=st.integers(1, 2),
         witnessed=st.sampled_from([False] * 9 + [True]),
     )
-    def begin(self, window: int, step: int, slices: int, witnessed: bool) -> None:
+    def begin(self, window: int, step: int, witnessed: bool) -> None:
         HandoutsMachine.narrowed += 1
-        self.patches.enter_context(narrow(window, step, slices))
+        self.patches.enter_context(narrow(window, step))
         self.witnessed = witnessed
+        self.q = self._open()
+        self.h = holder(self.q, keep=KEEP, deferring=self.deferring)
 
     def teardown(self) -> None:
         try:

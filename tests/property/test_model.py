@@ -4,7 +4,7 @@ Two consumers work on one directory (or in memory), over one to four shards, in 
 the walk says so, the wall clock jumps, and the machine reboots. After every step each lane, the dead letters, the statistics, the
 program's own table and `check()` must agree with the model. At the end everything is drained, and every message must be resolved.
 
-In most walks the logs of hot lanes are folded after a few rows. After each fold, the memories of both consumers must equal one
+In most walks lanes are folded after a few rows. After each fold, the memories of both consumers must equal one
 that is built from the tables. In some walks, another process and a fork of it open a copy of the queue after the first folds. At
 the end they also open a restored copy and a promoted replica.
 
@@ -32,7 +32,7 @@ from strictq import InvalidArgument, LeaseLost, Message, PartialFailure, QueueCo
 from strictq._keys import Key
 from strictq.testing import FakeClock
 from tests.support.blocking import open_blocking
-from tests.support.hot import Folds, narrow
+from tests.support.folds import Folds, narrow
 from tests.support.model import Model, Settings, micros
 from tests.support.powercut_campaign import fast_directory
 from tests.support.witness import Witness, require_same
@@ -111,7 +111,6 @@ class QueueMachine(RuleBasedStateMachine):
         default_ttl=st.sampled_from([None, None, 100.5]),
         window=st.sampled_from([None, 1, 3, 8]),
         step=st.integers(1, 2),
-        slices=st.integers(1, 2),
         witnessed=st.sampled_from([True] if EXAMPLES else [False] * 9 + [True]),
     )
     def begin(
@@ -125,12 +124,11 @@ class QueueMachine(RuleBasedStateMachine):
         default_ttl: float | None,
         window: int | None,
         step: int,
-        slices: int,
         witnessed: bool,
     ) -> None:
         if window is not None and not self.in_memory:
             QueueMachine.narrowed += 1
-            self.patches.enter_context(narrow(window, step, slices, events=8 * (window + 4)))
+            self.patches.enter_context(narrow(window, step))
         self.witnessed = witnessed and not self.in_memory
         s = Settings(
             max_attempts=max_attempts,

@@ -1,8 +1,8 @@
-"""Random walks in which lanes stay hot while the logs before them are cut, compared with a model after each step.
+"""Random walks in which lanes change while folds cut the journal, compared with a model after each step.
 
 Two queue objects on one directory send, receive several messages of a lane at once, and ack them in parts, in any order. They
-extend and release leases, and cool lanes. The windows are tiny, so folds cut a part of what a lease or an ack names. The model
-predicts every delivery. After each step the memory of both objects must equal one that is built from the tables, and after each
+extend and release leases. The windows are tiny, so folds cut a part of what a lease or an ack names. The model
+predicts every delivery. After each step the memory of both objects must equal one that is built anew, and after each
 fold also that of another process.
 
 STRICTQ_FOLD_STEPS=20000 makes each walk so long, and STRICTQ_FOLD_SEED selects others.
@@ -15,19 +15,14 @@ import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
-from strictq._store.hot import cooling
-from strictq._store.hot.lane import HotLane
-from strictq._store.lanes.leases import ID
 from strictq.testing import FakeClock
-from tests.support.hot import narrow, require_memories
-from tests.support.internals import shard_of
+from tests.support.folds import narrow, require_memories
 from tests.support.powercut_campaign import fast_directory
 from tests.support.witness import Witness
 
@@ -35,10 +30,10 @@ STEPS = int(os.environ.get("STRICTQ_FOLD_STEPS", "150"))
 SEED = int(os.environ.get("STRICTQ_FOLD_SEED", "0"))
 WALKS = 3
 SLOW = [f"slow-{n}" for n in range(5)]
-"""Keys whose messages wait, so that their lanes are hot while the logs are cut."""
+"""Keys whose messages wait while folds cut the journal."""
 FAST = [f"fast-{n}" for n in range(8)]
 WAITING_MAX = 5
-"""A lane with so many messages gets no more: behind a backlog, lanes are cold."""
+"""A lane with so many messages gets no more."""
 LEASE_SECONDS = 1_000_000.0
 
 
@@ -62,7 +57,7 @@ class Walk:
     def __init__(self, path: Path, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = FakeClock()
-        config = QueueConfig(hot_lanes=True, lease_seconds=LEASE_SECONDS, max_attempts=None)
+        config = QueueConfig(lease_seconds=LEASE_SECONDS, max_attempts=None)
         first = strictq.open(path, shards=1, config=config, durability="process", clock=self.clock)
         self.queues = [first, strictq.open(path, durability="process", clock=self.clock)]
         self.lanes = {key: Lane() for key in [*SLOW, *FAST]}
@@ -74,7 +69,7 @@ class Walk:
 
     def run(self, steps: int, witness: Witness) -> None:
         acts = [self.send, self.receive, self.ack, self.churn, self.release]
-        acts += self.random.choices([self.extend, self.start, self.cool, self.repeat, *acts * 3], k=12)
+        acts += self.random.choices([self.extend, self.start, self.repeat, *acts * 3], k=12)
         for _ in range(steps):
             self.random.choice(acts)(self.random.randrange(2))
             self.clock.advance(self.random.choice((0.0, 0.001)))
@@ -166,11 +161,6 @@ class Walk:
         for lane in self._leased(who):
             lane.held[0].start()
 
-    def cool(self, who: int) -> None:
-        """Move a lane to the tables, as an operation does that needs them."""
-        key = self.random.choice(list(self.lanes))
-        shard_of(self.queues[who]).run(lambda tx: cooling.cool_key(tx, b"s" + key.encode()))
-
     def churn(self, who: int) -> None:
         """Pass messages of other keys through the queue, so that the window moves on."""
         self.send(who, FAST)
@@ -186,9 +176,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 def walk(place: Path, seed: int) -> None:
     r = random.Random(seed)
-    window, step, slices = r.choice((12, 30, 50, 80)), r.choice((1, 2, 5)), r.choice((1, 2, 3))
+    window, step = r.choice((12, 30, 50, 80)), r.choice((1, 2, 5))
     with (
-        narrow(window, step, slices, events=8 * window),
+        narrow(window, step),
         closing(Witness(place)) as other,
         closing(Walk(place / "q", seed)) as made,
     ):
@@ -197,23 +187,12 @@ def walk(place: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
-def test_lanes_that_stay_hot_across_folds(place: Path, seed: int) -> None:
-    walk(place, seed)
-
-
-@pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
-def test_logs_of_earlier_versions(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """They named the first message of a lease where it was extended or released, which may have been cut since."""
-
-    def first(lane: HotLane) -> Any:
-        return lane.rows[0][ID]
-
-    monkeypatch.setattr(HotLane, "mark", property(first))
+def test_lanes_that_change_across_folds(place: Path, seed: int) -> None:
     walk(place, seed)
 
 
 def test_restored_copies_and_promoted_replicas(place: Path) -> None:
-    """They have the logs of their original, whatever was cut there."""
+    """They have the journal of their original, whatever was cut there."""
     with narrow(20, step=2), closing(Witness(place)) as other, closing(Walk(place / "q", SEED)) as made:
 
         def compare(q: Queue) -> None:

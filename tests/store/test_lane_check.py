@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from strictq import Message, Queue
-from strictq._store.commit.tx import Tx
 from strictq.testing import FakeClock
+from tests.support.folds import fold
 from tests.support.internals import shard_of, tamper
 from tests.support.queues import Opener, drain, shard_file
 
@@ -19,15 +19,8 @@ KEYS = ["ready", "deep", "leased", "dead", "held", "delayed", "retried", "redriv
 
 def put_to_rest(q: Queue) -> None:
     """Write the rows of all lanes, cut the journal, and let memory forget them."""
-
-    def fold(tx: Tx) -> None:
-        assert tx.lanes is not None
-        while tx.lanes.memory.dirty:
-            tx.lanes.folder.slice(tx.now)
-        tx.lanes.folder.slice(tx.now)
-        tx.lanes.begin_anew()
-
-    shard_of(q).run(fold)
+    fold(q)
+    shard_of(q).run(lambda tx: tx.lanes.begin_anew())
 
 
 def furnish(q: Queue, clock: FakeClock) -> None:
@@ -67,7 +60,6 @@ def reports(q: Queue) -> list[Any]:
     return found
 
 
-@pytest.mark.no_second_process("it may have begun without the variable, and then refuses the format")
 def test_a_queue_in_every_state_has_no_problems_and_looks_the_same_at_rest(make: Opener, clock: FakeClock) -> None:
     q = make(shards=1, keyless="random")
     furnish(q, clock)

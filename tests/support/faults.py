@@ -20,8 +20,8 @@ from strictq._store.commit import connection
 from strictq.testing import FakeClock
 from tests.support import history_lanes
 from tests.support.checker import Policy, check
+from tests.support.folds import require_memories
 from tests.support.history import OK, Event, Return
-from tests.support.hot import require_memories
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, quiet, recording
 from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program, windows

@@ -14,8 +14,8 @@ import attrs
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
 from strictq.testing import FakeClock
+from tests.support.folds import Folds, narrow
 from tests.support.history import Event
-from tests.support.hot import Folds, narrow
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, read_file, recording
 from tests.support.recorded import SCHEMA, Recorded, body_of
@@ -202,24 +202,21 @@ def windows(seed: int) -> AbstractContextManager[None]:
     chance = random.Random(f"windows of {seed}")
     if seed % 3 == 0:
         return nullcontext()
-    return narrow(chance.choice((1, 3, 8)), chance.choice((1, 2)), chance.choice((1, 2, 3)), chance.choice((20, 90)))
+    return narrow(chance.choice((1, 3, 8)), chance.choice((1, 2)))
 
 
-def record(
-    root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = True, witness: Witness | None = None
-) -> Run:
+def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, witness: Witness | None = None) -> Run:
     """Create a queue under `root` and work on it.
 
     Args:
         witness: opens copies of it, restored ones and promoted replicas at the end.
     """
-    config = CONFIG.evolve(hot_lanes=hot_lanes)
     clock = FakeClock()
     chance = random.Random(seed)
     with recording(root, clock) as journal, windows(seed):
         recorder = Recorder()
         recorder.journal = journal
-        queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=config, clock=clock)
+        queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=CONFIG, clock=clock)
         journal.note("opened")
         queue.app_schema(SCHEMA)
         journal.note("ready")

@@ -25,7 +25,7 @@ import strictq
 from strictq import Delivery, Message, Queue
 from strictq._keys import encode_key
 from strictq.testing import FakeClock
-from tests.support.hot import narrow
+from tests.support.folds import narrow
 from tests.support.internals import store_of
 
 RARER = 4
@@ -246,5 +246,5 @@ def main(lines: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    with narrow(window=8, step=2, slices=2, events=64):
+    with narrow(window=8, step=2):
         main(sys.stdin)

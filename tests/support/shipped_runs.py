@@ -19,7 +19,7 @@ from strictq.replication.directory import DirectoryTarget
 from strictq.replication.segment import SegmentHeader, decode_header
 from strictq.replication.shipper import Shipper
 from strictq.testing import FakeClock
-from tests.support.hot import Folds
+from tests.support.folds import Folds
 from tests.support.powercut import recording
 from tests.support.powercut_disk import Disk, Op
 from tests.support.powercut_run import Level, windows
@@ -237,7 +237,7 @@ class ShippingWorld:
         self.failures = 2
         """So many puts fail, after which the cut is put again."""
         self.durability: Level = chance.choice(LEVELS)
-        config = QueueConfig(max_attempts=None, on_expire="dead_letter", hot_lanes=chance.random() < 0.7)
+        config = QueueConfig(max_attempts=None, on_expire="dead_letter")
         self.q = strictq.open(
             place / "q", durability=self.durability, clock=clock, shards=chance.choice((1, 2, 3)), config=config
         )

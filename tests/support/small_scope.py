@@ -19,11 +19,10 @@ import attrs
 
 import strictq
 from strictq import Delivery, LeaseLost, QueueConfig
-from strictq._store.hot import cooling
-from strictq._store.lanes import check
+from strictq._store.onelane import checking
 from strictq._store.upkeep import Upkeep
 from strictq.testing import FakeClock
-from tests.support.hot import require_memories
+from tests.support.folds import fold, require_memories
 from tests.support.internals import shard_of, store_of
 from tests.support.witness import Witness
 
@@ -35,7 +34,7 @@ ALONE: Final = 2
 TOGETHER: Final = 50
 """The number of longer ones that share a queue: opening one takes as long as the work in it."""
 CONFIG: Final = QueueConfig(
-    lease_seconds=LEASE_SECONDS, max_attempts=MAX_ATTEMPTS, retry_delay_seconds=0.0, retry_for_seconds=0.0, hot_lanes=True
+    lease_seconds=LEASE_SECONDS, max_attempts=MAX_ATTEMPTS, retry_delay_seconds=0.0, retry_for_seconds=0.0
 )
 Step = tuple[str, int, str | int]
 """A verb, the consumer, and the argument: a key, a number of messages, or the number of a delivery."""
@@ -327,8 +326,7 @@ class World:
             lane.end_lease()
 
     def _fold(self, who: int, _: int) -> None:
-        with _set(cooling, WINDOW=1, STEP=1, SLICES=1):  # up to the newest row
-            shard_of(self.queues[who]).run(cooling.fold)
+        fold(self.queues[who])
 
     def _restart(self, who: int, _: int) -> None:
         """Kill the process, and start another one in its place, which knows handles."""
@@ -350,8 +348,7 @@ class World:
         """Compare what a consumer sees with the oracle, and every memory with the tables."""
         q = self.queues[who]
         shard = shard_of(q)
-        assert shard.look(lambda db: check.check_logs(db, 0), hot=False) == []
-        assert shard.look(lambda db: check.check(db, 0, shard.range.owns, 1)) == []
+        assert shard.look(lambda db: list(checking.problems(db, 0, shard.range.owns, 1))) == []
         stats = q.stats()
         flying = held = unresolved = dead = 0
         for key, lane in self.lanes.items():

@@ -21,8 +21,8 @@ from typing import Any
 
 import strictq
 from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable
+from tests.support.folds import Folds, narrow
 from tests.support.history import Recorder
-from tests.support.hot import Folds, narrow
 from tests.support.recorded import Recorded
 from tests.support.witness import Witness
 
@@ -203,7 +203,7 @@ def main() -> None:
     recorder = Recorder(options.history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        stack.enter_context(narrow(options.window, step=min(20, options.window // 4), events=5 * options.window))
+        stack.enter_context(narrow(options.window, step=min(20, options.window // 4)))
         queue = stack.enter_context(strictq.open(options.queue, durability=options.durability, create=False))
         watch: Callable[[strictq.Queue], object] = Folds().watch
         if options.witness:

@@ -1,8 +1,8 @@
 """A process that opens copies of queues on request, like one that starts after a crash: `python -m tests.support.witness`.
 
-Hot lanes are in the memory of every process, and a process that starts rebuilds them from the logs. The caller's memory, which
-saw all rows, and the rebuilt one must be equal, whatever was cut from the logs. The witness lives long, because starting an
-interpreter takes longer than all else.
+Lanes are in the memory of every process, and a process that starts rebuilds them from their rows and the journal. The caller's
+memory, which saw all entries, and the rebuilt one must be equal, whatever folds have cut. The witness lives long, because starting
+an interpreter takes longer than all else.
 """
 
 from __future__ import annotations
@@ -25,31 +25,26 @@ import strictq
 from strictq import Queue
 from strictq._store import catalog
 from strictq._store.commit.calls import bound
-from strictq._store.commit.tx import Totals, Tx
+from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import in_read_transaction
 from strictq._store.disk import layout
-from strictq._store.hot.memory import Memory
+from strictq._store.onelane.shard_lanes import ShardLanes
 from strictq._store.shard import Shard
 from strictq._store.upkeep import Upkeep
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
-from tests.support.hot import Folds, ready, require_memories, state
+from tests.support.folds import Folds, require_memories, told
 from tests.support.internals import connected, store_of
 from tests.support.replicas import segments
 from tests.support.running import ROOT
 from tests.support.shipping import HISTORY, ship_once
 
 
-def told(memory: Memory) -> str:
-    """Return all that a memory knows, as text."""
-    return repr((sorted(state(memory).items()), ready(memory)))
-
-
 def told_of(shard: Shard) -> str:
     """Return what this process's memory knows of a shard."""
-    return shard.run(lambda tx: told(tx.hot) if tx.hot is not None else "")
+    return shard.run(lambda tx: told(tx.lanes))
 
 
 class Witness:
@@ -83,7 +78,7 @@ class Witness:
             self.require(queues[0])
 
     def require(self, q: Queue) -> None:
-        """Require a copy, opened by the process and by a fork of it, to have the hot lanes that the caller's memory has.
+        """Require a copy, opened by the process and by a fork of it, to have the lanes that the caller's memory has.
 
         Raises:
             AssertionError: it has others, cannot be opened, or check() finds something.
@@ -98,7 +93,7 @@ class Witness:
             compare: raises an AssertionError if the promoted replica is not as it should be.
             target: what was shipped there before is kept, and is not shipped again. None: everything is shipped.
         Raises:
-            AssertionError: one is not sound, or the restored copy has other hot lanes than the caller's memory.
+            AssertionError: one is not sound, or the restored copy has other lanes than the caller's memory.
         """
         clock = q._storage.clock
         with self._directory() as place:
@@ -114,7 +109,7 @@ class Witness:
             promote(replica, clock=clock)
             with strictq.open(replica, read_only=True, clock=clock) as promoted:
                 compare(promoted)
-            self.require_equal(replica, None, clock)  # its lanes have cooled
+            self.require_equal(replica, None, clock)
 
     @contextmanager
     def _directory(self) -> Iterator[Path]:
@@ -125,7 +120,7 @@ class Witness:
             shutil.rmtree(path)
 
     def require_equal(self, path: Path, expected: list[str] | None, clock: Any = None) -> None:
-        """Require a closed queue to be sound, and to have these hot lanes in each shard; None: any.
+        """Require a closed queue to be sound, and to have these lanes in each shard; None: any.
 
         Raises:
             AssertionError: it is not, or has not.
@@ -153,21 +148,14 @@ def copied(q: Queue, to: Path) -> list[str]:
     if (replication := q._storage.replication) is not None:
         catalog.set_replication(to, replication._replace(mode="off"))
 
-    def copy(tx: Tx, name: str) -> str | None:
-        if tx.db.total_changes() != tx.changes_before:
-            return None  # memory has what other calls of the same transaction changed, and the files do not
+    def copy(tx: Tx, name: str) -> str:
         for suffix in ("", "-wal"):  # in this order: a checkpoint in between copies from the WAL to the file
             file = Path(q.path) / f"{name}{suffix}"
             if file.exists():
                 shutil.copyfile(file, to / file.name)
-        return told(tx.hot) if tx.hot is not None else ""
+        return told(tx.lanes)
 
-    found: list[str] = []
-    for shard in store_of(q).shards:
-        while (known := shard.run(bound(copy, layout.shard_file(shard.number)))) is None:
-            pass
-        found.append(known)
-    return found
+    return [shard.run(bound(copy, layout.shard_file(shard.number))) for shard in store_of(q).shards]
 
 
 def require_same(q: Queue, other: Queue, keys: Iterable[Any]) -> None:
@@ -183,9 +171,7 @@ def rebuilt(path: Path) -> list[str]:
     """Return what a new memory knows of each shard of a closed queue, or of a replica."""
 
     def read(db: Any, number: int) -> str:
-        memory = Memory(number)
-        memory.agree(db, Totals.read(db))
-        return told(memory)
+        return told(ShardLanes(number).follow(db))
 
     found: list[str] = []
     for number, file in enumerate(sorted(path.rglob("shard-????.db"))):

@@ -10,7 +10,7 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support.hot import cut_to
+from tests.support.folds import cut_to
 from tests.support.queues import KINDS, Kind, Opener, fast_disk, fill, labels
 from tests.support.second_process import SecondProcess
 

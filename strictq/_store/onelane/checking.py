@@ -474,15 +474,16 @@ def differences(store: ShardLanes) -> Iterator[str]:
     if mine.dirty.keys() != fresh.dirty.keys():
         yield f"it has {len(mine.dirty)} changed lanes, not {len(fresh.dirty)}"
     for key, lane in list(mine.lanes.items()):
-        if not lane.rest and _brief(store, lane) != (wanted := _brief(other, other.loader.lane(key))):
-            yield f"lane {key!r} is {_brief(store, lane)}, not {wanted}"
+        if not lane.rest and brief(store, lane) != (wanted := brief(other, other.loader.lane(key))):
+            yield f"lane {key!r} is {brief(store, lane)}, not {wanted}"
 
 
-def _brief(store: ShardLanes, lane: LiveLane) -> tuple[Any, ...]:
+def brief(store: ShardLanes, lane: LiveLane) -> tuple[Any, ...]:
+    """Return what must be equal in every memory of a lane. The first item is its tail."""
     view = LaneView(store, lane, 0)
     rare = lane.rare
     tried = {} if rare is None else {i: one for i, one in rare.tried.items() if any(one)}
     return (view.tail, view.depth, view.unresolved(0, 64), view.last_lease, view.hold, view.due, view.solo, tried)
 
 
-__all__ = ["Finding", "Fix", "differences", "is_key", "lanes_of", "problems", "unresolved_of"]
+__all__ = ["Finding", "Fix", "brief", "differences", "is_key", "lanes_of", "problems", "unresolved_of"]
