@@ -176,7 +176,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 def walk(place: Path, seed: int) -> None:
     r = random.Random(seed)
-    window, step = r.choice((12, 30, 50, 80)), r.choice((1, 2, 5))
+    window, step = r.choice((4, 12, 20, 30)), r.choice((1, 2, 5))
     with (
         narrow(window, step),
         closing(Witness(place)) as other,
@@ -193,7 +193,7 @@ def test_lanes_that_change_across_folds(place: Path, seed: int) -> None:
 
 def test_restored_copies_and_promoted_replicas(place: Path) -> None:
     """They have the journal of their original, whatever was cut there."""
-    with narrow(20, step=2), closing(Witness(place)) as other, closing(Walk(place / "q", SEED)) as made:
+    with narrow(8, step=2), closing(Witness(place)) as other, closing(Walk(place / "q", SEED)) as made:
 
         def compare(q: Queue) -> None:
             for key in made.lanes:

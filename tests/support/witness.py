@@ -1,8 +1,8 @@
 """A process that opens copies of queues on request, like one that starts after a crash: `python -m tests.support.witness`.
 
 Lanes are in the memory of every process, and a process that starts rebuilds them from their rows and the journal. The caller's
-memory, which saw all entries, and the rebuilt one must be equal, whatever folds have cut. The witness lives long, because starting
-an interpreter takes longer than all else.
+memory, which saw all entries, and the rebuilt one must be equal, whatever folds have cut. The witness lives long: to start an
+interpreter takes longer than all else.
 """
 
 from __future__ import annotations
