@@ -12,7 +12,7 @@ import strictq
 from strictq import SchemaMismatch
 from strictq._store.migrating import moving, reader
 from strictq.testing import FakeClock
-from tests.store.test_format_2 import Waiting
+from tests.store.test_moving import Waiting
 from tests.support import format_2
 from tests.support.format_1 import require_busy, unpacked
 from tests.support.powercut import quiet, recording

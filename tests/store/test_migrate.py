@@ -164,8 +164,8 @@ def test_a_file_that_another_process_migrates_while_it_is_verified_is_not_damage
 def test_a_failing_step_changes_nothing_of_its_shard_and_the_next_run_goes_on(old: Opener, later: Callable[..., None]) -> None:
     def failing(db: apsw.Connection) -> None:
         add_column(db)
-        db.execute("DELETE FROM message")
         if db.filename.endswith("0.db"):
+            db.execute("DELETE FROM message")
             db.execute("INSERT INTO no_such_table VALUES (1)")
 
     later(lambda db: failing(db) if db.filename else add_column(db))
@@ -183,7 +183,7 @@ def test_a_failing_step_changes_nothing_of_its_shard_and_the_next_run_goes_on(ol
 def test_a_shard_whose_migration_is_not_done_is_out_of_service_and_says_why(old: Opener, later: Callable[..., None]) -> None:
     later()
     strictq.migrate(old.path)
-    tamper(shard_file(old.path, 0), f"PRAGMA user_version = {FORMAT}", "ALTER TABLE lane DROP COLUMN colour")
+    tamper(shard_file(old.path, 0), f"PRAGMA user_version = {FORMAT}", "ALTER TABLE history DROP COLUMN colour")
     with old.open(durability=None) as q:
         assert isinstance(store_of(q).shards[0].failed, SchemaMismatch)
         assert store_of(q).shards[1].failed is None
@@ -204,7 +204,7 @@ def test_a_step_that_is_interrupted_changes_nothing(old: Opener, later: Callable
         migrate.bring_up(db, SHARD_ID, 0)
     assert not db.in_transaction
     assert db.pragma("user_version") == FORMAT
-    assert "colour" not in [c[1] for c in db.execute("PRAGMA table_info(lane)")]
+    assert "colour" not in [c[1] for c in db.execute("PRAGMA table_info(history)")]
     db.close()
 
 
@@ -303,11 +303,10 @@ def test_a_queue_of_format_1_is_migrated_after_a_reboot(tmp_path: Path) -> None:
         assert q.stats().dead == 1
 
 
-def test_an_idle_queue_of_format_1_goes_on_with_its_seqs_on_hot_lanes(tmp_path: Path) -> None:
+def test_an_idle_queue_of_format_1_goes_on_with_its_seqs(tmp_path: Path) -> None:
     path = unpacked("idle", tmp_path / "q")
     with strictq.open(path, migrate=True, clock=FakeClock()) as q:
         assert [q.send(b"", key=f"k{n}").seq for n in range(3)] == [4, 4, 4]
-        assert sum(len(shard.hot.lanes) for shard in store_of(q).shards if shard.hot is not None) == 3
         assert q.check() == []
 
 
@@ -315,22 +314,13 @@ def test_the_version_before_refuses_this_format(tmp_path: Path) -> None:
     """It refuses every unknown format by its number alone."""
     path = unpacked("idle", tmp_path / "q")
     strictq.migrate(path, clock=FakeClock())
-    assert [version(file) for file in files_of(path)] == [2, 2, 2]
-
-
-def test_a_million_messages_are_not_rewritten(tmp_path: Path) -> None:
-    """The size of a shard does not matter: its pages stay unchanged, except for the schema's and the new ones."""
-    path = unpacked("busy", tmp_path / "q")
-    sizes = [file.stat().st_size for file in files_of(path)]
-    strictq.migrate(path, clock=FakeClock())
-    for file, before in zip(files_of(path)[1:], sizes[1:], strict=True):
-        assert file.stat().st_size - before <= upgrade.SHARD_BYTES
+    assert [version(file) for file in files_of(path)] == [FORMAT] * 3
 
 
 def test_the_command(tmp_path: Path) -> None:
     path = unpacked("busy", tmp_path / "q")
     script = "import sys; from strictq.cli import main; main()"
-    assert "3 files of 3 would be migrated from format 1 to 2" in run_python(script, "migrate", path, "--dry-run")
-    assert "migrated 3 files from format 1 to 2" in run_python(script, "migrate", path)
+    assert "3 files of 3 would be migrated from format 1 to 3" in run_python(script, "migrate", path, "--dry-run")
+    assert "migrated 3 files from format 1 to 3" in run_python(script, "migrate", path)
     assert "nothing to do" in run_python(script, "migrate", path)
     assert ROOT.is_dir()

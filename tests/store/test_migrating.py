@@ -1,15 +1,10 @@
-"""The reader of format 2 reads what this version's public API reports: of recorded directories, and on random walks.
-
-STRICTQ_MIGRATING_STEPS=5000 makes each walk so long, and STRICTQ_MIGRATING_SEED selects others.
-"""
+"""The reader of format 2 reads, of recorded directories, what the public API of the version that made them reported."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,30 +12,20 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq import Delivery, InvalidArgument, LeaseLost, Message, Queue, QueueConfig, StoreCorrupt
+from strictq import StoreCorrupt
 from strictq._keys import Key, decode_key, encode_key, is_keyless
 from strictq._sql import MIGRATING
-from strictq._store.commit.calls import bound
-from strictq._store.commit.tx import NEVER, Tx
-from strictq._store.hot.lane import HotLane
-from strictq._store.lanes.leases import ID
+from strictq._store.commit.tx import NEVER
 from strictq._store.migrating import reader
 from strictq._store.migrating.reader import OldShard
-from strictq._store.migrating.values import OldFailure, OldLane, OldLease, OldMessage, OldResolution
+from strictq._store.migrating.values import OldFailure, OldLane, OldLease, OldMessage
 from strictq.testing import FakeClock
-from tests.store import test_folds
-from tests.store.test_folds import FAST, SLOW
 from tests.support import format_1, format_2
 from tests.support.format_2 import Facts, brief, key_of, label, shown
-from tests.support.hot import cut_to, narrow
-from tests.support.internals import shard_of, tamper
+from tests.support.internals import tamper
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import shard_file
 
-STEPS = int(os.environ.get("STRICTQ_MIGRATING_STEPS", "120"))
-SEED = int(os.environ.get("STRICTQ_MIGRATING_SEED", "0"))
-WALKS = 3
-COMPARED_EVERY = 6
 NO_FAILURE = OldFailure(0, 0, None, None, None, None)
 TOTALS = (
     "sends", "receives", "claims", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead", "lanes",
@@ -262,6 +247,7 @@ def test_the_order_of_ready_lanes(kind: str, place: Path) -> None:
         with closing(OldShard(file, number)) as shard:
             ready = sorted((lane.position, lane.key) for lane in shard.lanes() if lane.position is not None)
         expected[number] = [decode_key(key) for _, key in ready]
+    strictq.migrate(path, clock=format_2.clock_of(facts))
     with strictq.open(path, clock=format_2.clock_of(facts)) as q:
         found: dict[int, list[Key | None]] = {number: [] for number in expected}
         for d in q.receive(1_000, per_key=1):
@@ -273,14 +259,12 @@ def test_the_order_of_ready_lanes(kind: str, place: Path) -> None:
 def test_leases_that_earlier_versions_released_by_a_deleted_message(place: Path) -> None:
     clock = FakeClock()
     path = format_1.unpacked("lost_releases", place / "q", format_2.PLACE)
-    with strictq.open(path, clock=clock, read_only=True) as q:
-        read = Read(path, clock.wall())
-        require_equal(read, format_2.reported(q, ["again", "once", *_others(read)]))
+    read = Read(path, clock.wall())
     assert {key: lane.lease is not None for key, lane in read.lanes.items() if lane.ids} == {b"sagain": True, b"sonce": False}
-
-
-def _others(read: Read) -> list[Key]:
-    return [key for stored in read.lanes if (key := decode_key(stored)) is not None and key not in ("again", "once")]
+    strictq.migrate(path, clock=clock)
+    with strictq.open(path, clock=clock) as q:
+        assert [q.explain(key).state for key in ("again", "once")] == ["in_flight", "ready"]
+        assert q.check() == []
 
 
 def test_tables_that_stay_as_they_are(place: Path) -> None:
@@ -336,13 +320,9 @@ def test_parts_are_bounded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_contradictions_are_corruption(place: Path, damage: str, match: str) -> None:
-    with strictq.open(place / "q", shards=1, durability="process", clock=FakeClock()) as q:
-        q.send_many([Message(body, key="k") for body in (b"", b"x" * 5_000, b"")])
-        first, _, third = q.receive(3)
-        first.ack()
-        third.start()
-    tamper(shard_file(place / "q"), damage)
-    with pytest.raises(StoreCorrupt, match=match), closing(OldShard(shard_file(place / "q"), 0)) as shard:
+    file = shard_file(format_2.unpacked("few", place / "made"))
+    tamper(file, damage)
+    with pytest.raises(StoreCorrupt, match=match), closing(OldShard(file, 0)) as shard:
         list(shard.messages())
         list(shard.lanes())
 
@@ -355,262 +335,3 @@ def test_no_part_scans_what_is_before_it(place: Path) -> None:
             sql = getattr(MIGRATING, name)
             plan = [row[3] for row in shard._db.execute(f"EXPLAIN QUERY PLAN {sql}", (None,) * sql.count("?"))]
             assert all(step.startswith("SEARCH") for step in plan), plan
-
-
-# ---- random walks
-
-
-KEYS = [f"k{n}" for n in range(9)]
-
-
-class Walk:
-    """Random calls of two queue objects on one directory, with windows so small that the logs are cut all the time."""
-
-    def __init__(self, path: Path, seed: int, **settings: Any) -> None:
-        self.random = random.Random(seed)
-        self.clock = FakeClock()
-        self.path = path
-        config = QueueConfig(
-            lease_seconds=20.0, max_attempts=3, retry_delay_seconds=2.0, retry_for_seconds=0.0, keyless="round_robin",
-            keyless_lanes=2, on_expire="dead_letter", **settings,
-        )  # fmt: skip
-        first = strictq.open(path, shards=1, config=config, durability="process", clock=self.clock)
-        self.queues = [first, strictq.open(path, durability="process", clock=self.clock)]
-        for q in self.queues:
-            q._client.sending._turn = iter(range(10_000))  # type: ignore[assignment]  # it begins with a random lane
-        self.held: list[Delivery] = []
-        self.keyless: list[tuple[int, int]] = []
-        self.compared = 0
-
-    def close(self) -> None:
-        for q in self.queues:
-            q.close()
-
-    def run(self) -> None:
-        steps: list[Callable[[Queue], object]] = [
-            self.send,
-            self.send_many,
-            self.send_many,
-            self.receive,
-            self.receive,
-            self.ack,
-            self.ack,
-        ]
-        rare = [
-            self.send_with, self.nack, self.reject, self.release, self.extend, self.start, self.more, self.hold, self.end_hold,
-            self.redrive, self.operate, self.purge, self.state, self.wait, self.send_keyless, self.once,
-        ]  # fmt: skip
-        for n in range(STEPS):
-            step = self.random.choice(rare if self.random.random() < 0.35 else steps)
-            with suppress(LeaseLost, InvalidArgument, strictq.PartialFailure):
-                step(self.random.choice(self.queues))
-            if n % COMPARED_EVERY == 0:
-                self.compare()
-        self.compare()
-
-    def compare(self) -> None:
-        q = self.random.choice(self.queues)
-        read = Read(self.path, self.clock.wall())
-        require_equal(read, format_2.reported(q, KEYS, self.keyless))
-        shard_of(q).run(bound(require_memory, read))
-        self.compared += 1
-
-    # ---- steps
-
-    def send(self, q: Queue) -> None:
-        q.send(b"%d" % self.random.randrange(1_000), self.random.choice(KEYS))
-
-    def send_many(self, q: Queue) -> None:
-        some = self.random.choices(KEYS, k=self.random.choice((2, 5, 9)))
-        q.send_many([Message(b"x" * self.random.choice((0, 3, 3, 1_200)), key=key) for key in some])
-
-    def send_with(self, q: Queue) -> None:
-        options: dict[str, Any] = self.random.choice(
-            [
-                {"delay": 3.0}, {"ttl": 5.0}, {"ttl": 500.0}, {"headers": {"a": "b"}}, {"size_hint": 2.0, "process_seconds": 1.0},
-                {"dedup_id": self.random.choice("abc")},
-            ]
-        )  # fmt: skip
-        q.send(b"with", self.random.choice(KEYS), **options)
-
-    def send_keyless(self, q: Queue) -> None:
-        receipt = q.send(b"without", delay=self.random.choice((0.0, 0.0, 4.0)))
-        self.keyless.append((receipt.shard, receipt.id))
-
-    def receive(self, q: Queue) -> None:
-        most = self.random.choice((None, None, 1, 2))
-        self.held += q.receive(self.random.choice((1, 2, 5, 20)), per_key=most, consumer=f"c{self.queues.index(q)}")
-
-    def once(self, q: Queue) -> None:
-        q.receive(2, ack_first=True, consumer="once")
-
-    def some(self, count: int) -> list[Delivery]:
-        """Take some deliveries of those that are held: neighbours, or any."""
-        at = self.random.randrange(len(self.held) + 1)
-        some = (
-            self.held[at : at + count]
-            if self.random.random() < 0.6
-            else self.random.sample(self.held, min(count, len(self.held)))
-        )
-        self.held = [d for d in self.held if d not in some]
-        return some
-
-    def ack(self, q: Queue) -> None:
-        some = self.some(self.random.choice((1, 2, 5, 30)))
-        if some:
-            q.ack_many(some)
-
-    def nack(self, _: Queue) -> None:
-        for d in self.some(1):
-            if self.random.random() < 0.3:
-                d.defer(2.0, "later")
-            else:
-                d.nack(delay=self.random.choice((None, 0.0)), reason="it failed", output=self.random.choice((None, "printed")))
-
-    def reject(self, _: Queue) -> None:
-        for d in self.some(1):
-            d.reject("no good")
-
-    def release(self, _: Queue) -> None:
-        for d in self.some(1):
-            d.lease.release()
-
-    def extend(self, _: Queue) -> None:
-        for d in self.held[:2]:
-            d.extend(self.random.choice((10.0, 60.0)))
-
-    def start(self, _: Queue) -> None:
-        for d in self.random.sample(self.held, min(2, len(self.held))):
-            d.start()
-
-    def more(self, _: Queue) -> None:
-        for d in self.held[-1:]:
-            self.held += d.lease.more(2)
-
-    def hold(self, q: Queue) -> None:
-        q.hold(self.random.choice(KEYS), self.random.choice((None, "a reason")))
-
-    def end_hold(self, q: Queue) -> None:
-        for key in KEYS:
-            q.release(key)
-        q.release(None)
-
-    def redrive(self, q: Queue) -> None:
-        q.redrive(self.random.choice([*KEYS, None]))
-
-    def operate(self, q: Queue) -> None:
-        key = self.random.choice(KEYS)
-        for m in q.peek(key, 3)[-1:]:
-            if self.random.random() < 0.5:
-                q.reject(key, m.seq, "on order", force=True)
-            else:
-                q.resolve(key, m.seq)
-
-    def purge(self, q: Queue) -> None:
-        if self.random.random() < 0.3:
-            q.purge(self.random.choice(KEYS), dead=self.random.random() < 0.5)
-
-    def state(self, q: Queue) -> None:
-        with q.transaction(key=self.random.choice(KEYS)) as tx:
-            tx.key_state = b"%d" % self.random.randrange(100)
-
-    def wait(self, _: Queue) -> None:
-        self.clock.advance(self.random.choice((0.001, 1.0, 4.0, 21.0)))
-
-
-def require_memory(tx: Tx, read: Read) -> None:
-    """Require the hot lanes to be those of this process's memory."""
-    assert tx.hot is not None
-    for key, hot in tx.hot.lanes.items():
-        lane = read.lanes[key]
-        assert (lane.tail, list(lane.ids), lane.active_at >= hot.active_at) == (hot.seq, [row[ID] for row in hot.rows], True)
-        lease = hot.lease_row(0)
-        assert lane.lease == (None if lease is None else OldLease(*lease[1:]))
-        if hot.done is not None:
-            token, _, seqs = hot.done
-            assert lane.done == OldResolution(token, "ack", seqs[0], seqs[-1], sorted({*range(seqs[0], seqs[-1])} - {*seqs}))
-        else:
-            row = tx.db.execute("SELECT done_token, done_lo, done_hi FROM lane WHERE key = ? AND done_token > 0", (key,)).get
-            assert (None if lane.done is None else (lane.done.token, lane.done.lo, lane.done.hi)) == row
-    (totals,) = read.totals
-    names = ("config_version", "epoch", "last_id", "last_token", "last_lane", "seq_floor", "pending", "ack_rate")
-    assert [totals[name] for name in names] == [getattr(tx.totals, name) for name in names]
-
-
-def walk(place: Path, seed: int, **settings: Any) -> None:
-    r = random.Random(seed)
-    window, step, slices = r.choice((12, 24, 40)), r.choice((1, 3)), r.choice((1, 2))
-    with narrow(window, step, slices, events=8 * window), closing(Walk(place / "q", seed, **settings)) as made:
-        made.run()
-        assert made.compared > 5
-
-
-@pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
-def test_walks(place: Path, seed: int) -> None:
-    walk(place, seed)
-
-
-def test_walks_with_history(place: Path) -> None:
-    walk(place, SEED, history="bodies")
-
-
-class FoldWalk(test_folds.Walk):
-    """A walk of plain calls, in which lanes with leases of several messages stay hot while the logs are cut."""
-
-    def run_alone(self) -> None:
-        acts = [self.send, self.receive, self.ack, self.churn, self.release, self.extend, self.start, self.repeat]
-        acts += [*self.random.choices(acts, k=8), self.one_only]
-        seen = 0
-        for n in range(2 * STEPS):
-            self.random.choice(acts)(self.random.randrange(2))
-            self.clock.advance(0.001)
-            before, seen = seen, cut_to(self.queues[0])
-            if n % COMPARED_EVERY == 0 or seen != before:
-                self.look()
-
-    def look(self) -> None:
-        """Compare what is read with what a queue object reports and knows."""
-        q = self.queues[self.random.randrange(2)]
-        read = Read(Path(q.path), self.clock.wall())
-        require_equal(read, format_2.reported(q, self.lanes))
-        shard_of(q).run(bound(require_memory, read))
-
-    def one_only(self, who: int) -> None:
-        """Release a lease of two messages, and ack the first one under another lease, so that it alone is deleted."""
-        key = self.random.choice(SLOW)
-        q, lane = self.queues[who], self.lanes[key]
-        if lane.waiting:
-            return
-        self.send(who, [key])
-        while len(lane.waiting) < 2:
-            self.pass_by(q, who)
-            self.send(who, [key])
-        q.receive(len(lane.waiting), keys=[key])[0].lease.release()
-        (d,) = q.receive(1, keys=[key])
-        d.ack()
-        del lane.waiting[d.seq]
-        self.acked = []
-        for _ in range(5):
-            self.pass_by(q, who)
-            self.look()
-
-    def pass_by(self, q: Queue, who: int) -> None:
-        """Pass messages of other keys through the queue."""
-        self.send(who, FAST)
-        some = q.receive(100, keys=FAST)
-        q.ack_many(some)
-        self.acked = []  # its lanes may have later resolutions now
-        for d in some:
-            del self.lanes[str(d.key)].waiting[d.seq]
-
-
-@pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
-@pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier"])
-def test_lanes_that_stay_hot_while_logs_are_cut(place: Path, monkeypatch: pytest.MonkeyPatch, seed: int, earlier: bool) -> None:
-    """Earlier versions named the first message of a lease where it was extended or released. It may have been deleted since."""
-    if earlier:
-        monkeypatch.setattr(HotLane, "mark", property(lambda lane: lane.rows[0][ID]))
-    window = random.Random(seed).choice((12, 20, 30))
-    with narrow(window, 2, 2, events=8 * window), closing(FoldWalk(place / "q", seed)) as made:
-        made.run_alone()
-        assert cut_to(made.queues[0]) > 0, "nothing was cut"

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strictq
-from strictq import Message, Queue, QueueConfig
+from strictq import LeaseLost, Queue
+from strictq._keys import decode_key
 from strictq._store import migrate
 from strictq._store.migrating import moving, reader
+from strictq.handle import Handle
 from strictq.testing import FakeClock
-from tests.store.test_format_2 import Waiting, settle
 from tests.support import format_1, format_2
-from tests.support.format_2 import Facts, key_of
+from tests.support.format_2 import Facts, key_of, label, shown
+from tests.support.handouts import holder, read
 from tests.support.powercut_campaign import fast_directory
 
 KINDS = format_2.kinds()
+STEP_SECONDS = 60.0
+STEPS_MAX = 200
+BYTES_MAX = 450_000
 
 
 @pytest.fixture
@@ -37,6 +42,89 @@ def migrated(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, Fake
     found = strictq.migrate(path, clock=clock)
     assert (found.before, found.format, found.done) == (2, migrate.FORMAT, True)
     return strictq.open(path, clock=clock, **options), facts, clock
+
+
+def settle(q: Queue, facts: Facts) -> None:
+    """Use the handles of the process that made the queue."""
+
+    def handles(name: str) -> Iterator[strictq.DeliveryRef]:
+        for key, token, seq in facts.get(name, ()):
+            yield q.delivery(str(Handle(q.queue_id, token, seq, key.encode())))
+
+    for ref in handles("lost"):
+        with pytest.raises(LeaseLost):
+            ref.ack()
+    for name in ("settled", "live"):
+        for ref in handles(name):
+            ref.ack()
+
+
+class Waiting:
+    """What must still come out of a queue, by key; what has no key, by shard and id."""
+
+    def __init__(self, facts: Facts, clock: FakeClock) -> None:
+        report = facts["report"]
+        acked = {(key, seq) for key, _, seq in facts.get("live", ())}
+        self.clock = clock
+        self.hints = facts.get("hints", {})
+        self.lanes: dict[str, list[Any]] = {
+            key: [m for m in lane.get("messages", ()) if (key, m["seq"]) not in acked] for key, lane in report["lanes"].items()
+        }
+        self.arrives = dict(facts.get("arrives", {}))
+        for key, seqs in facts.get("returns", {}).items():
+            dead = {d["seq"]: d for d in report["dead"] if d.get("key") == key}
+            self.lanes[key] = [dead[seq] for seq in seqs] + self.lanes[key]
+        # Handles of all that are in flight are known, or of none.
+        known = bool(facts.get("live"))
+        self.keyless = {place: m for place, m in report["keyless"].items() if not known or m.get("state") != "in_flight"}
+
+    @property
+    def now(self) -> int:
+        return format_2.at(self.clock.now) or 0
+
+    def forget_batches(self, q: Queue, name: str, batches: dict[str, list[list[Any]]]) -> None:
+        """Compare the batches of a named consumer, and ack them."""
+        with closing(holder(q, name)) as h:
+            for n, messages in batches.items():
+                assert [list(found) for found in read(q, h, int(n))] == messages
+                for key, seq, _ in messages:
+                    self.lanes[key] = [m for m in self.lanes[key] if m["seq"] != seq]
+            h.ack(h.last)
+
+    def drain(self, q: Queue) -> None:
+        """Receive and ack all, while time passes."""
+        for _ in range(STEPS_MAX):
+            while some := q.receive(100):
+                for d in some:
+                    self.take(d)
+                    d.ack()
+            if not q.stats().depth:
+                return
+            self.clock.advance(STEP_SECONDS)
+        pytest.fail("it does not run dry")
+
+    def take(self, d: strictq.Delivery) -> None:
+        """Require a delivery to be the next one of its lane."""
+        if d.key is None:
+            m = self.keyless.pop(f"{d.shard}/{d.id}")
+        else:
+            lane = self.lanes[label(d.key)]
+            if not lane:
+                self.arrives[label(d.key)] -= 1
+                assert self.arrives[label(d.key)] >= 0
+                return
+            while (m := lane.pop(0))["seq"] != d.seq:
+                assert m["expires"] <= self.now, (m, d)
+            hints = self.hints.get(label(d.key), {}).get(str(d.seq), [None, None, None])
+            assert [d.size_hint, d.prepare_seconds, d.process_seconds] == hints
+        assert (d.id, shown(d.body), d.headers) == (m["id"], m["body"], m.get("headers", {}))
+
+    def require_over(self, q: Queue) -> None:
+        """Require all to have come out, except for what has expired."""
+        left = [m for lane in self.lanes.values() for m in lane] + list(self.keyless.values())
+        assert [m for m in left if m.get("expires", self.now) >= self.now] == []
+        assert not any(self.arrives.values())
+        assert q.stats().depth == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,8 +155,10 @@ def test_the_same_is_reported_of_it(kind: str, place: Path) -> None:
         report = json.loads(json.dumps(format_2.reported(q, map(key_of, facts["tails"]), facts["keyless"])))
         for have, known in zip(report["counts"], facts["report"]["counts"], strict=True):
             assert have.pop("lanes", 0) <= known.pop("lanes", 0), "a lane to which nothing was sent does not count"
-        if kind == "dead":
+        if facts.get("returns"):
             require_returned(report, facts)
+        for found in (report, facts["report"]):
+            found["dead"].sort(key=lambda d: (d.get("key", ""), d["seq"]))  # format 2 lists them by lane
         assert report == facts["report"]
         for sql, rows in facts.get("app", ()):
             assert [list(row) for row in q.query(sql)] == rows
@@ -162,34 +252,21 @@ def test_format_1_is_migrated_at_once(tmp_path: Path) -> None:
         format_1.require_busy(q)
 
 
-def test_messages_far_apart_are_delivered_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_far_apart_are_delivered_in_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane whose old dead letters return has a gap that its row does not list position by position."""
     monkeypatch.setattr(moving, "HOLES_MAX", 10)
-    clock = FakeClock()
-    config = QueueConfig(retry_delay_seconds=0.0)
-    with strictq.open(tmp_path / "q", shards=1, clock=clock, config=config) as q:
-        for key in ("free", "leased", "retried", "behind"):
-            q.send_many([Message(b"%d" % n, key=key) for n in range(1, 101)])
-            for d in q.receive(2, keys=[key]):
-                d.reject("later")
-            q.ack_many(q.receive(90, keys=[key]))
-            assert q.redrive(key) == 2
-        (d,) = q.receive(1, keys=["retried"])
-        d.nack(delay=50.0, reason="not yet")
-        live = list(q.receive(4, keys=["leased"]))
-        assert [d.seq for d in live] == [1, 2, 93, 94]
-        live[0].ack()
-        (d,) = q.receive(1, keys=["behind"])
-        q.reject("behind", 95, "operator", force=True)
-    strictq.migrate(tmp_path / "q", clock=clock)
-    with strictq.open(tmp_path / "q", clock=clock) as q:
+    q, facts, clock = migrated("far_apart", place)
+    with q:
         assert q.check() == []
         assert q.status("retried", 1).attempts == 1
-        q.delivery(live[1].handle).ack()
-        q.delivery(live[3].handle).ack()
-        with pytest.raises(strictq.LeaseLost):
-            q.delivery(live[3].handle).nack()
-        q.delivery(live[2].handle).ack()
+        first, second, third = (
+            q.delivery(str(Handle(q.queue_id, token, seq, key.encode()))) for key, token, seq in facts["live"]
+        )
+        first.ack()
+        third.ack()
+        with pytest.raises(LeaseLost):
+            third.nack()
+        second.ack()
         assert q.receive(1, keys=["retried"]) == []
         clock.advance(60.0)
         rest = {"free": [1, 2, *range(93, 101)], "leased": [*range(95, 101)], "behind": [1, 2, 93, 94, *range(96, 101)]}
@@ -202,3 +279,14 @@ def test_messages_far_apart_are_delivered_in_order(tmp_path: Path, monkeypatch: 
         (d,) = q.receive(1, keys=["retried"])
         assert (d.seq, d.attempt) == (1, 2)
         assert q.check() == []
+
+
+def test_the_directories_are_small() -> None:
+    assert len(KINDS) > 20
+    assert sum(file.stat().st_size for file in format_2.PLACE.iterdir()) < BYTES_MAX
+
+
+def test_labels_of_keys() -> None:
+    for key in ("a", "é", "1", 1, -1, b"1", b"\x00\xff"):
+        assert key_of(label(key)) == key
+    assert decode_key(b"i1") == 1

@@ -1,7 +1,7 @@
 """Directories made by the last version of format 2, and the facts about each: what its public API reported.
 
-`python -m tests.support.format_2_making` made them. Most were left by a killed process, with the newest commits in the WAL. Times
-are microseconds of queue time. A key is written as in the store: one letter for its type, then its content.
+This version can't make such directories. Most were left by a killed process, with the newest commits in the WAL. Times are
+microseconds of queue time. A key is written as in the store: one letter for its type, then its content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,22 @@ def kinds() -> list[str]:
 
 
 def facts_of(kind: str) -> Facts:
-    """Return what is known of a directory. `format_2_making.Making.facts` describes the entries."""
+    """Return what is known of a directory.
+
+    Entries:
+        clock: as FakeClock has it.
+        report: see `reported`.
+        tails: the newest seq of each key.
+        keyless: shard and id of what was sent without a key.
+        live, settled, lost: stored key, token and seq of handles: they still settle their messages, their ack may be repeated,
+            or their leases are lost.
+        dedup: key, dedup id, seq and id of the messages that ids stand for.
+        hints: size hint and estimates, by key and seq.
+        app: queries and their rows.
+        batches: messages of each kept batch, by consumer and number.
+        arrives: how many messages outboxes bring, by key.
+        returns: seqs of dead letters that return with the end of a lease, by key.
+    """
     facts: Facts = json.loads((PLACE / f"{kind}.json").read_text(encoding="utf-8"))
     return facts
 

@@ -17,8 +17,8 @@ NEWER = FORMAT + 1
 
 def add_column(db: apsw.Connection) -> None:
     """Run a step that a later version might have."""
-    db.execute("ALTER TABLE lane ADD COLUMN colour TEXT")
-    db.execute("UPDATE lane SET colour = 'blue'")
+    db.execute("ALTER TABLE history ADD COLUMN colour TEXT")
+    db.execute("UPDATE history SET colour = 'blue'")
 
 
 def note(db: apsw.Connection) -> None:
