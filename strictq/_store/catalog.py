@@ -278,7 +278,7 @@ def last_time(directory: Path, part: Range) -> int:
         db = connect(str(directory / part.file), durability="process")
         try:
             if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
-                at: int = db.execute(LANE_LOG.last_time).get
+                at: int = present(db.execute(LANE_LOG.last_time).get, "the newest row of its logs")
                 return at
             return counters.last_time(db)
         finally:

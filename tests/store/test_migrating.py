@@ -233,7 +233,7 @@ def test_recorded_directories(kind: str, place: Path) -> None:
         assert (done.token, done.kind) == (token, "ack")
         assert seq in set(range(done.lo, done.hi + 1)) - set(done.gaps)
     hints = {(_named(m.key), str(m.seq)): [m.size_hint, m.prepare_seconds, m.process_seconds] for m in read.messages.values()}
-    for key, by_seq in facts.get("hints", {}).items():
+    for key, by_seq in (facts.get("hints") or {}).items():
         for seq, expected in by_seq.items():
             assert hints.get((key, seq), expected) == expected
 

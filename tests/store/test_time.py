@@ -16,7 +16,7 @@ from strictq import ConfigError, LeaseLost
 from strictq._store.disk import epoch, locks
 from strictq.testing import FakeClock
 from tests.support.internals import shard_of, store_of, tamper
-from tests.support.queues import Opener, drain, fill, labels
+from tests.support.queues import Opener, drain, fill, labels, shard_file
 from tests.support.running import ROOT
 
 DAY = 86400.0
@@ -55,6 +55,14 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall_clock(disk: Opener
     clock.advance(61.0)
     assert labels(q.receive()) == [("delayed", 1)], "both mortals are past their time now, and nobody holds them"
     assert not q.send(b"", "once", dedup_id="d").duplicate
+
+
+def test_a_shard_with_empty_logs_does_not_keep_the_others_from_a_new_boot(disk: Opener, clock: FakeClock) -> None:
+    disk(shards=2).close()
+    tamper(shard_file(disk.path), "DELETE FROM message")
+    clock.reboot()
+    with disk.open(durability=None) as q:
+        assert [shard.quarantined is None for shard in q.stats().shards] == [False, True]
 
 
 def test_a_machine_that_boots_in_1970_and_then_learns_the_time_expires_nothing(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def facts_of(kind: str) -> Facts:
         live, settled, lost: stored key, token and seq of handles: they still settle their messages, their ack may be repeated,
             or their leases are lost.
         dedup: key, dedup id, seq and id of the messages that ids stand for.
-        hints: size hint and estimates, by key and seq.
+        hints: size hint and estimates, by key and seq; null: not recorded.
         app: queries and their rows.
         batches: messages of each kept batch, by consumer and number.
         arrives: how many messages outboxes bring, by key.
