@@ -55,7 +55,7 @@ class Alone:
             return error
         if self._tx is not None:
             self._require_ours(self._tx)
-        return self._writer._undo(error)
+        return self._writer._undo(error, of_program=True)
 
     def _require_ours(self, tx: Tx) -> None:
         """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""

@@ -14,7 +14,7 @@ from ..._errors import StoreCorrupt
 from ..disk import checksums
 from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
 from .host import Host
-from .writer import Writer, in_read_transaction
+from .writer import DAMAGE, Writer, in_read_transaction
 
 T = TypeVar("T")
 
@@ -74,6 +74,9 @@ class Reader:
             return look(self._connection())
         except OSError as e:
             raise files.failure("it can't be read", e, self._shard) from e
+        except DAMAGE as e:
+            self._host.quarantine(self._shard, e)
+            raise
         except (apsw.Error, *OF_PYTHON) as e:
             error = translate(e, self._shard)
             if error is e:

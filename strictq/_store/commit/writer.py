@@ -23,6 +23,7 @@ from ..._errors import (
     InvalidArgument,
     OutcomeUnknown,
     QueueClosed,
+    SchemaMismatch,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -73,7 +74,9 @@ CATCH_UP_MAX: Final = 2_000
 
 _UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
 """After these errors the page cache may differ from the disk."""
-_DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
+DAMAGE: Final = (StoreCorrupt, SchemaMismatch)
+"""Raised where the rows of a shard contradict each other, or are those of a later version."""
+_DISTRUST: Final = (*_UNSURE, *DAMAGE, apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
 """After these errors no call of a group is committed: the group fails as one."""
 
 
@@ -495,8 +498,12 @@ class Writer:
                 tx.run("ROLLBACK")
                 tx.undone = True
 
-    def _undo(self, error: BaseException) -> BaseException:
-        """Roll back, and return the error to raise. Drop the connection if it can't be trusted any more."""
+    def _undo(self, error: BaseException, *, of_program: bool = False) -> BaseException:
+        """Roll back, and return the error to raise. Drop the connection if it can't be trusted any more.
+
+        Args:
+            of_program: it may come from the program's code, which may use other queues. Then it may not be this shard's damage.
+        """
         db = self._db
         try:
             if db is not None and db.in_transaction:
@@ -504,7 +511,8 @@ class Writer:
         except apsw.Error:
             self._distrust_connection()
         self._lanes.rolled_back(error)
-        return self._failed(error) if isinstance(error, (apsw.Error, *OF_PYTHON)) else error
+        failures = (apsw.Error, *OF_PYTHON) if of_program else (apsw.Error, *OF_PYTHON, *DAMAGE)
+        return self._failed(error) if isinstance(error, failures) else error
 
     def _leave(self, held: list[bool]) -> None:
         """End the transaction, and the reads, that an error or an interrupt left open. A second call does nothing.
@@ -556,7 +564,7 @@ class Writer:
     def _failed(self, error: Exception) -> BaseException:
         self._note(error)
         ours = translate(error, self._shard, self._db)
-        if isinstance(ours, StoreCorrupt):
+        if isinstance(ours, DAMAGE):
             self._distrust_connection()
             self._host.quarantine(self._shard, ours)
         elif isinstance(error, _UNSURE):
@@ -648,6 +656,9 @@ class Writer:
                 return work(self._connection())
             except OSError as e:  # from a module that is imported when it is first needed
                 raise files.failure("it can't be read", e, self._shard) from e
+            except DAMAGE as e:
+                self._failed(e)
+                raise
             except failures as e:
                 raise self._failed(e) from e
 
