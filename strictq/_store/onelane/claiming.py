@@ -276,7 +276,7 @@ class Claiming:
         )
 
     def _list_what_is_over(self, now: int) -> None:
-        """List the lanes whose delays or leases have ended behind all that arrived before."""
+        """List the lanes whose delays or leases have ended behind all that arrived before, in the order of these ends."""
         order, loader = self._memory.order, self._loader
         for statement, cursor in ((resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest)):
             while cursor.next <= now:
@@ -284,12 +284,16 @@ class Claiming:
                 loader.fill_heads(self._rested(statement, cursor, now))
         loader.place_all()
         memory = self._memory
-        while order.delays and order.delays[0][0] <= now:
-            due, key = heappop(order.delays)
-            lane = memory.lanes.get(key)
-            if lane is not None and lane.due == due and lane.grant is None and not lane.listed:
-                self._list_last(lane)
-        while order.ends and order.ends[0][0] <= now:
+        while True:
+            due = order.delays[0][0] if order.delays else NEVER
+            end = order.ends[0][0] if order.ends else NEVER
+            if min(due, end) > now:
+                break
+            if due < end:
+                lane = memory.lanes.get(heappop(order.delays)[1])
+                if lane is not None and lane.due == due and lane.grant is None and not lane.listed:
+                    self._list_last(lane)
+                continue
             grant = heappop(order.ends)[2]
             for lane in grant.lanes:
                 if (
