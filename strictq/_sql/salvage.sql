@@ -1,60 +1,56 @@
--- The writes of salvage into a new queue, and its queries there. A statement that names no index reads whole tables.
+-- What salvage reads and writes in a new shard, beside the rows that it copies. A statement that names no index reads whole tables.
 
--- name: lane
--- salvage: rows as they were read.
-INSERT INTO lane VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: roots
+-- reading: in a new shard, where each table begins; a shard's own tables are always laid out in this order.
+SELECT name, rootpage FROM sqlite_schema WHERE rootpage > 0;
 
--- name: message
--- salvage.save: a message as it was.
-INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: some_messages
+-- filling: messages in order of arrival. Takes the last one that was read, and how many. Index: rowid.
+SELECT id, key, seq, due, expires FROM message WHERE id > ? ORDER BY id LIMIT ?;
 
--- name: body
--- salvage.save: a body that is stored out of line.
-INSERT INTO body VALUES (?, ?);
+-- name: by_key
+-- filling: the messages of each lane.
+SELECT key, seq, id FROM message WHERE id > 0 ORDER BY key, seq;
 
--- name: dead
--- salvage.save: a dead letter as it was.
-INSERT INTO dead VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: ids_between
+-- filling: which of some arrival numbers have rows. Takes the first and the last one. Index: rowid.
+SELECT id FROM message WHERE id BETWEEN ? AND ?;
 
--- name: dedup
--- salvage.save: a dedup id.
-INSERT INTO dedup VALUES (?, ?, ?, ?, ?);
+-- name: drop_message
+-- filling: a message that is resolved. Takes its arrival number. Index: rowid.
+DELETE FROM message WHERE id = ?;
 
--- name: key_state
--- salvage.save: a key's state.
-INSERT INTO key_state VALUES (?, ?);
+-- name: add_newest
+-- filling: a row that has the newest arrival number. Takes it, and a key.
+INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
 
--- name: outbox
--- salvage: a send to another shard that has not arrived.
-INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: dead_ids
+-- filling: the messages that are dead letters.
+SELECT id FROM dead;
 
--- name: inlet
--- salvage.save: the last arrival from an origin.
-INSERT INTO inlet VALUES (?, ?);
+-- name: dead_without_message
+-- filling: dead letters whose messages are lost.
+SELECT key, id, seq FROM dead WHERE id NOT IN (SELECT id FROM message);
 
--- name: history
--- salvage.save: a record of a finished message.
-INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: count_dead
+-- filling: the number of dead letters.
+SELECT count(*) FROM dead;
 
--- name: applied
--- salvage.save: a batch of a writer.
-INSERT INTO applied VALUES (?, ?, ?, ?, ?, ?);
+-- name: attempts
+-- filling: how often messages were attempted.
+SELECT id, attempts FROM trouble WHERE attempts > 0;
 
--- name: consumer
--- handouts.copy: a named consumer.
-INSERT INTO consumer VALUES (?, ?, ?, ?, ?);
+-- name: drop_trouble
+-- filling: what attempts left of messages that do not exist any more.
+DELETE FROM trouble WHERE id NOT IN (SELECT id FROM message);
 
--- name: handout
--- handouts.copy: a batch.
-INSERT INTO handout VALUES (?, ?, ?, ?, ?, ?, ?);
+-- name: add_consumer
+-- handouts.settle: a consumer whose row is lost. Takes its name, and its newest batch twice.
+INSERT INTO consumer VALUES (?, 0, ?, ?, 0);
 
--- name: handout_rejected
--- handouts.copy: a message to leave out.
-INSERT INTO handout_rejected VALUES (?, ?, ?);
-
--- name: lease
--- handouts.copy: a lease of a batch.
-INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: add_released
+-- handouts.settle: a batch whose row is lost. Takes consumer, n.
+INSERT INTO handout VALUES (?, ?, 'released', 0, 0, 0, 0);
 
 -- name: handouts_unknown
 -- handouts.settle: consumers without a row, and the last of their batches.
@@ -69,11 +65,6 @@ SELECT n, state FROM handout WHERE consumer = ?;
 SELECT h.consumer, h.n FROM handout h JOIN consumer c ON c.name = h.consumer
 WHERE h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
--- name: handouts_short
--- handouts.settle: open batches with missing messages.
-SELECT DISTINCT h.consumer, h.n FROM handout h JOIN lease e ON e.token = h.token AND e.deadline = 4611686018427387904
-WHERE h.state = 'open' AND e.pending <> (SELECT count(*) FROM message m WHERE m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi);
-
 -- name: empty_handout
 -- handouts: a released batch has no messages. Takes consumer, n. Index: primary key.
 UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
@@ -85,26 +76,6 @@ DELETE FROM handout_block WHERE (consumer, n) NOT IN (SELECT consumer, n FROM ha
 -- name: drop_rejected
 -- handouts.settle: delete rejected messages of batches that can no longer be read. Reads all.
 DELETE FROM handout_rejected WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
-
--- name: drop_leases
--- handouts.settle: delete leases of batches that are not open. Reads all.
-DELETE FROM lease WHERE (consumer, token) NOT IN (SELECT consumer, token FROM handout WHERE state = 'open');
-
--- name: held_lanes
--- handouts.settle: lanes that stay leased.
-SELECT lane FROM lease;
-
--- name: lane_counts
--- salvage: lane, its messages, the newest of these.
-SELECT l.id, count(m.seq), ifnull(max(m.seq), 0) FROM lane l LEFT JOIN message m ON m.lane = l.id GROUP BY l.id;
-
--- name: set_counts
--- salvage: set a lane's counts to those of its saved messages. Takes last_seq, resolved, lane. Index: rowid.
-UPDATE lane SET last_seq = ?, resolved = ? WHERE id = ?;
-
--- name: roots
--- salvage: in a new shard, where each table begins; a shard's own tables are always laid out in this order.
-SELECT name, rootpage FROM sqlite_schema WHERE rootpage > 0;
 
 -- name: columns
 -- salvage: columns of one of the program's own tables; hidden: 2 and 3 are generated columns.

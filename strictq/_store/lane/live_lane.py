@@ -16,6 +16,8 @@ from .entries import LaneHolder
 Tried = tuple[int, int, int]
 """Of a message that was attempted or postponed: starts that ended, those of them without an outcome, and when it is due."""
 UNTRIED: Final[Tried] = (0, 0, 0)
+HOLES_MAX: Final = 4_096
+"""A lane whose unresolved messages are farther apart has the first ones in `front`, as redriven ones are."""
 TAKEN: Final = -1
 """`LiveLane.listed` while a plan has taken the lane: until its entry is applied or refused, nothing may list it again."""
 Done = tuple[int, int, int, int, Sequence[int]]
@@ -571,6 +573,18 @@ class LiveLane:
             [] if rare is None else rare.front,
             [] if rare is None else sorted(rare.waiting),
         )  # fmt: skip
+
+
+def dense_from(messages: Sequence[tuple[int, int]], tail: int) -> int:
+    """Return the index of the first message from which on seqs have few gaps, up to the tail. Those before belong in `front`."""
+    begin, end, holes = len(messages), tail + 1, 0
+    for at in range(len(messages) - 1, -1, -1):
+        seq = messages[at][0]
+        holes += end - seq - 1
+        if holes > HOLES_MAX + 2 * (len(messages) - at):
+            break
+        begin, end = at, seq
+    return begin
 
 
 def parse_done(text: str | None) -> Done | None:

@@ -27,7 +27,7 @@ from ..commit.tx import RARE
 from ..disk import layout
 from ..lane import entries as kinds
 from ..lane.entries import TOKEN_BITS, LaneHolder, pack
-from ..lane.live_lane import Done, Grant, LaneAtRest, LiveLane, Tried
+from ..lane.live_lane import Done, Grant, LaneAtRest, LiveLane, Tried, dense_from
 from ..lane.order import PLACE_BITS, place_of_arrival
 from ..lane.totals import RunningTotals, StoredMark
 from ..tables import mark
@@ -39,8 +39,6 @@ WAL_BYTES: Final = 16 << 20
 """A WAL of this size is checkpointed between two transactions."""
 CHUNK: Final = 512
 """How many ids of a lane one row of `pending` has."""
-HOLES_MAX: Final = 4_096
-"""A lane whose unresolved messages are farther apart has the first ones in `front`, as redriven ones are."""
 _PART_IDS: Final = 20_000
 _PART_ROWS: Final = 5_000
 _VOID: Final = 1
@@ -241,7 +239,7 @@ class _Move:
             else:
                 lane.with_rare_state().waiting = waiting
         begin = self._lease(lane, old.lease, messages)
-        self._fill(lane, messages, _window(messages, old.tail) if begin is None else begin)
+        self._fill(lane, messages, dense_from(messages, old.tail) if begin is None else begin)
         if old.hold is not None:
             lane.with_rare_state().hold = (old.held_at or 0, old.hold)
         self._delay(lane, messages)
@@ -265,7 +263,7 @@ class _Move:
         held = [at for at, (seq, _) in enumerate(messages) if lease.lo <= seq <= lease.hi]
         if not held or lease.ack_first:
             return None
-        window = _window(messages, lane.tail)
+        window = dense_from(messages, lane.tail)
         if held[0] == 0 and window > 0:
             # They are far apart. All of the lease is in `front` then.
             lane.with_rare_state().front_held = len(held)
@@ -355,18 +353,6 @@ class _Move:
             db.execute(MIGRATING.add_newest, (top, key))
             bits, size = 1 << (top & ((1 << BUCKET_BITS) - 1)), (1 << BUCKET_BITS) // 8
             db.execute(LANE_TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes(size, "little"), bytes(size)))
-
-
-def _window(messages: list[tuple[int, int]], tail: int) -> int:
-    """Return the index of the first message from which on the seqs up to the tail have few gaps."""
-    begin, end, holes = len(messages), tail + 1, 0
-    for at in range(len(messages) - 1, -1, -1):
-        seq = messages[at][0]
-        holes += end - seq - 1
-        if holes > HOLES_MAX + 2 * (len(messages) - at):
-            break
-        begin, end = at, seq
-    return begin
 
 
 def _opts(m: OldMessage | OldDeadLetter) -> str | None:
