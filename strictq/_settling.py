@@ -45,14 +45,8 @@ _Act = Callable[[int, Sequence[Settlement]], Sequence[object]]
 
 
 class _Advancing(NamedTuple):
-    """The changes of a worker in one shard. See Storage.advance.
+    """The changes of a worker in one shard. See Storage.advance."""
 
-    Attributes:
-        acks: all acks, those of `last` and of `heads`.
-    """
-
-    last: list[tuple[Settlement, int, int]]
-    heads: list[Settlement]
     acks: list[Settlement]
     starts: list[Settlement]
 
@@ -357,7 +351,7 @@ class Settling:
         steps = {shard: self._step(pairs, fresh) for shard, (pairs, fresh) in by_shard.items()}
         committed: dict[int, dict[Settlement, LeaseLost]] = {}
         if receive is not None:
-            joined = Joined.of({shard: (step.last, step.heads, step.starts) for shard, step in steps.items() if step.acks})
+            joined = Joined.of({shard: (step.acks, step.starts) for shard, step in steps.items() if step.acks})
             receive(joined)
             committed = joined.done
         for shard, (pairs, fresh) in by_shard.items():
@@ -365,7 +359,7 @@ class Settling:
             refused = committed.get(shard)
             if refused is None:
                 try:
-                    refused = self._storage.advance(shard, step.last, step.heads, step.starts, [d.id for d in fresh])
+                    refused = self._storage.advance(shard, step.acks, step.starts, [d.id for d in fresh])
                 except StoreError as e:
                     failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
                     continue
@@ -373,21 +367,14 @@ class Settling:
         return failed
 
     def _step(self, pairs: list[tuple[M, M | None]], fresh: list[M]) -> _Advancing:
-        last: list[tuple[Settlement, int, int]] = []
-        heads: list[Settlement] = []
         acks: list[Settlement] = []
         recorded = self._storage.config.history != "off"
         for d, after in pairs:
             lease = d.lease
             # `_took` is set only where history is kept, and asking for it otherwise costs more than the rest of this line.
             took = getattr(d, "_took", None) if recorded else None
-            batch = lease._held.some((d.seq,), start=None if after is None else after.seq, took=took)
-            acks.append(batch)
-            if lease._open == 1:
-                last.append((batch, lease._lo, lease._hi))
-            else:
-                heads.append(batch)
-        return _Advancing(last, heads, acks, [self.settlement(d) for d in fresh])
+            acks.append(lease._held.some((d.seq,), start=None if after is None else after.seq, took=took))
+        return _Advancing(acks, [self.settlement(d) for d in fresh])
 
     def _advanced(
         self,

@@ -221,7 +221,7 @@ def test_the_reader_of_format_2_needs_nothing_that_works_with_it(path: Path) -> 
 
 
 # The floors of the store of format 3, top first. A package may import its own modules and those of the packages named here.
-VALUES = {f"lanes.{name}" for name in ("attempts", "failures", "history", "leases", "merging", "messages", "retries")} | {
+VALUES = {f"lanes.{name}" for name in ("history", "merging")} | {
     "bulk.columns",
     "bulk.packing",
 }

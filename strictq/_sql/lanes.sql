@@ -43,10 +43,6 @@ DELETE FROM ready WHERE lane = ?;
 -- lanes and settle: list a lane whose head is not due. Takes lane, due.
 INSERT INTO delayed (lane, due) VALUES (?, ?);
 
--- name: move_delayed
--- sweeps.end_failure_delays: the lane is due earlier. Takes due, lane. Index: primary key.
-UPDATE delayed SET due = ? WHERE lane = ?;
-
 -- name: drop_delayed
 -- lanes.unlist and sweeps.wake_delayed. Takes lane. Index: primary key.
 DELETE FROM delayed WHERE lane = ?;
@@ -80,18 +76,6 @@ UPDATE message SET attempts = attempts + ?4, first_at = CASE
     ELSE first_at END
 WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 
--- name: reset_attempts
--- operate.release: attempts start again from 0. Takes lane, last charged seq. Index: primary key.
-UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
-
--- name: end_retry_delays
--- operate.release: retries are due immediately. Takes lane, last charged seq. Index: primary key.
-UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
-
--- name: clear_charges
--- operate.release: nothing is charged or suspect any more. Takes lane. Index: rowid.
-UPDATE lane SET charged_to = 0, solo_to = 0 WHERE id = ?;
-
 -- name: message
 -- lanes, settle and claim: one message, its attempts as starts alone. Takes lane, seq. Index: primary key.
 SELECT seq, id, sent_at, due, expires, attempts & 4294967295, headers, size_hint, prepare_seconds, process_seconds, error, output,
@@ -118,15 +102,6 @@ INSERT INTO dead (lane, seq, id, sent_at, died_at, kind, reason, attempts, heade
 SELECT lane, seq, id, sent_at, ?, ?, ?, ?, headers, size_hint, prepare_seconds, process_seconds, output, body, errors
 FROM message WHERE lane = ? AND seq = ?;
 
--- name: set_due
--- settle and sweeps.end_failure_delays: the delay and the error of a nack or a defer.
--- Takes due, error, errors, output (kept where NULL is given), lane, seq. Index: primary key.
-UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
-
--- name: errors
--- settle: the errors of its attempts. Takes lane, seq. Index: primary key.
-SELECT errors FROM message WHERE lane = ? AND seq = ?;
-
 -- name: note_lost
 -- lanes.retake and sweeps: what the attempts of an expired lease left: its end, like the other errors, with the newest ones of each
 -- message. Takes error, at, how many are kept, lane, first and last seq, 1 if the attempt is not charged.
@@ -136,15 +111,6 @@ UPDATE message SET error = ?1, errors = json_insert(
          WHEN json_array_length(errors) >= ?3 THEN json_remove(errors, '$[0]') ELSE errors END,
     '$[#]', json_array((attempts & 4294967295) + ?7, ?2, ?1, NULL))
 WHERE lane = ?4 AND seq BETWEEN ?5 AND ?6;
-
--- name: set_outcome
--- settle.reject: the errors of its attempts, and what the handler printed. Takes errors, output (kept where NULL is given), lane, seq.
--- Index: primary key.
-UPDATE message SET errors = ?, output = ifnull(?, output) WHERE lane = ? AND seq = ?;
-
--- name: set_output
--- settle.note: the output so far of a running handler. Takes output, lane, seq. Index: primary key.
-UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move
 -- lanes.move_aside: a keyless message to a lane of its own. Takes new lane, due, lane, seq.
@@ -180,12 +146,3 @@ SELECT EXISTS (SELECT 1 FROM message WHERE lane = ?1) OR EXISTS (SELECT 1 FROM d
 -- name: some_lanes
 -- lanes.forget_idle: a bounded step. Takes the first lane, how many. Index: primary key.
 SELECT id, last_seq, hold, active_at FROM lane WHERE id >= ? ORDER BY id LIMIT ?;
-
--- name: idle_among
--- forget: the last of some lanes, and how many of them can be forgotten. Takes the first lane, how many, active before.
--- Indexes: primary keys, one seek a table for each lane that was active no later.
-SELECT max(s.id), ifnull(sum(s.active_at <= ?3 AND s.hold IS NULL
-    AND NOT EXISTS (SELECT 1 FROM message WHERE lane = s.id) AND NOT EXISTS (SELECT 1 FROM dead WHERE lane = s.id)
-    AND NOT EXISTS (SELECT 1 FROM dedup WHERE lane = s.id) AND NOT EXISTS (SELECT 1 FROM key_state WHERE lane = s.id)
-    AND NOT EXISTS (SELECT 1 FROM lease WHERE lane = s.id)), 0)
-FROM (SELECT id, hold, active_at FROM lane WHERE id >= ?1 ORDER BY id LIMIT ?2) s;

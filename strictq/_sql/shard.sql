@@ -203,42 +203,20 @@ ALTER TABLE dead ADD COLUMN errors TEXT;
 ALTER TABLE history ADD COLUMN errors TEXT;
 ALTER TABLE history ADD COLUMN output TEXT;
 
--- name: insert_counter
--- catalog.lay_out_shard: the counter row of a new shard. Takes config_version, epoch, time_offset, last_time.
-INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
-
 -- name: read_counter
 -- tx, and catalog, check and checkpoint: at the start of every transaction.
 SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, next_deadline, lanes,
        pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
 FROM counter;
 
--- name: write_counter
--- writer: before the COMMIT of a transaction that changed anything. Takes the columns in order.
-UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?, last_id = ?, last_token = ?, last_lane = ?,
-    last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
-    retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
-
 -- name: objects
 -- migrate: everything that the file's schema has.
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
-
--- name: counter_page
--- tail, fork_point and checkpoint: where the counter row lies. None: the shard has format 3. Scans the schema.
-SELECT rootpage FROM sqlite_schema WHERE name = 'counter';
 
 -- name: written_tables
 -- foreign: the roots of the tables one of which every commit writes to. Scans the schema.
 SELECT rootpage FROM sqlite_schema WHERE name IN ('counter', 'inbox', 'journal')
     OR (name = 'message' AND EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'mark'));
-
--- name: set_epoch
--- writer: the first write of an epoch. Takes epoch, time_offset.
-UPDATE counter SET epoch = ?, time_offset = ?;
-
--- name: skip_tokens
--- checkpoint: after a failed sync. Takes how many.
-UPDATE counter SET last_token = last_token + ?;
 
 -- name: read_meta
 -- shard, writer and catalog: one value of the shard's identity. Takes name. Index: primary key.
@@ -247,14 +225,6 @@ SELECT value FROM meta WHERE name = ?;
 -- name: write_meta
 -- shard, writer, catalog.lay_out_shard and salvage: set one value of the shard's identity. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
-
--- name: add_total
--- writer: add to the total of a rare event, which has no row before the first one. Takes name, n.
-INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
-
--- name: rare_totals
--- inspect.stats: those totals; one row per existing total. Index: primary key.
-SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
 
 -- name: has_meta
 -- catalog.verify_shard and checkpoint: whether the file has its tables. Scans the schema.

@@ -24,9 +24,8 @@ from .._stats import ReplicationStatus, Stats
 from . import catalog, operating, receive, survey, waiting
 from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
-from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns, leased_columns
+from .bulk.columns import BlockSize, ListedColumns, MessageRange, leased_columns
 from .bulk.insert import BulkRows, PlainRows
-from .bulk.packing import Piece
 from .bulk.staging import Staging, new_file, new_run
 from .catalog import Fork, Replication
 from .commit.app_database import AppDatabase, Rows
@@ -51,15 +50,15 @@ from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
 from .holders import ProcessHold
 from .holders import share as share_holder
-from .lanes import settle
-from .lanes.advance import Advance
-from .lanes.failures import AttemptFailure
-from .lanes.handout import Block, Encode, Known, Part
-from .lanes.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
-from .lanes.messages import Item, Options, Sent, require_valid
-from .lanes.settle import Ack, AckClaimed
 from .onelane import operating as steps
+from .onelane import settling
+from .onelane.columns import PackedColumns
+from .onelane.failures import AttemptFailure
+from .onelane.handout import Block, Encode, Known, Part
 from .onelane.headers import headers as decode_headers
+from .onelane.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
+from .onelane.messages import Item, Options, Sent, require_valid
+from .onelane.settling import Ack, AckClaimed, Advance
 from .receive import Joined
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
@@ -450,11 +449,11 @@ class Storage:
         Returns:
             For each: microseconds until the next attempt. None: it was out of attempts, and `on_poison` took effect.
         """
-        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, failure))
+        return self._store.shards[shard].drain(bound(settling.nack, batches, delay, failure))
 
     def defer(self, shard: int, batches: Sequence[Settlement], delay: int, reason: str | None = None) -> list[LeaseLost | None]:
         """Do the same without charging an attempt. The reason is stored as the last error; None: that is kept."""
-        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, reason))
+        return self._store.shards[shard].drain(bound(settling.defer, batches, delay, reason))
 
     def defer_failed(
         self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure], *, began: bool
@@ -463,50 +462,48 @@ class Storage:
 
         With `began` False, their handlers were not called: the error says why they wait.
         """
-        return self._store.shards[shard].drain(bound(settle.defer_failed, batches, delay, failed, began))
+        return self._store.shards[shard].drain(bound(settling.defer_failed, batches, delay, failed, began))
 
     def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
         """Dead-letter a message of each lease with this error. The lane continues with the next message."""
-        return self._store.shards[shard].drain(bound(settle.reject, batches, failure))
+        return self._store.shards[shard].drain(bound(settling.reject, batches, failure))
 
     def note(self, shard: int, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
         """Store the output of a message's handler so far, for a message of each lease."""
-        return self._store.shards[shard].drain(bound(settle.note, batches, said))
+        return self._store.shards[shard].drain(bound(settling.note, batches, said))
 
     def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Charge the attempt of a message of each lease: its handler starts now."""
-        return self._store.shards[shard].drain(bound(settle.start, batches))
+        return self._store.shards[shard].drain(bound(settling.start, batches))
 
     def advance(
         self,
         shard: int,
-        last: Sequence[tuple[Settlement, int, int]],
-        heads: Sequence[Settlement],
+        acks: Sequence[Settlement],
         starting: Sequence[Settlement],
         arrivals: Sequence[int],
     ) -> dict[Settlement, LeaseLost]:
-        """Ack one message each of many leases, start the next ones, and start others, in a few statements.
+        """Ack one message each of many leases, start the next ones, and start others.
 
         Starts alone are not synced, as receives are not: a power cut may lose them.
 
         Args:
-            last: acks of the last message of a lease that its holder knows, with the lease's first and last seq.
-            heads: acks of one message of leases that hold more; `Settlement.start` is the message that starts with it.
-            starting: starts. No lease occurs twice in all of these.
+            acks: one message of each lease; `Settlement.start` is the message that starts with it.
+            starting: starts. No lease occurs twice in both.
             arrivals: the arrival numbers of the messages of `starting`.
         Returns:
             What was refused.
         """
-        work, part = Advance(last, heads, starting), self._store.shards[shard]
-        return part.drain(work) if last or heads else part.lease(work, lambda _refused: arrivals)
+        work, part = Advance(acks, starting), self._store.shards[shard]
+        return part.drain(work) if acks else part.lease(work, lambda _refused: arrivals)
 
     def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
         """Move the deadline of each lease to `length` microseconds from now. Return the new deadlines, in queue time."""
-        return self._store.shards[shard].drain(bound(settle.extend, batches, length), synced=False)
+        return self._store.shards[shard].drain(bound(settling.extend, batches, length), synced=False)
 
     def release(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Release a message of each lease, and everything later that it holds, unused."""
-        return self._store.shards[shard].drain(bound(settle.release, batches), synced=False)
+        return self._store.shards[shard].drain(bound(settling.release, batches), synced=False)
 
     def key_state(self, key: bytes) -> bytes | None:
         """Return the committed state of a key."""
@@ -790,7 +787,7 @@ __all__ = [
     "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed",
     "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Joined", "Known",
     "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
-    "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild",
+    "Patience", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild",
     "ReplicaLook", "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus",
     "Ships", "Size", "Staging", "Statement", "Storage", "StreamBatch", "Token", "Took", "TransactionName", "WalMovedOn", "Want",
     "WentBack", "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica",

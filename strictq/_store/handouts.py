@@ -1,4 +1,4 @@
-"""Batches of named consumers over all shards: the calls of `storage.handouts`. A shard's part is in lanes/handout.py.
+"""Batches of named consumers over all shards: the calls of `storage.handouts`. A shard's part is in onelane/handout.py.
 
 A batch's number stands for the same messages for ever, so a repeated or late call has no second effect.
 """
@@ -16,10 +16,9 @@ from .._parallel import run_all
 from .commit.calls import bound
 from .commit.tx import NEVER, SECOND, Tx
 from .disk.locks import ConsumerLock, PrivateLock
-from .lanes import handout
-from .lanes.handout import Encode, Known, Part, Standing
-from .lanes.leases import Request
-from .onelane import counting
+from .onelane import counting, handout
+from .onelane.handout import Encode, Known, Part, Standing
+from .onelane.leases import Request
 from .onelane.shard_lanes import ShardLanes
 from .shard import Shard
 from .store import Store
@@ -107,7 +106,7 @@ class Handouts:
 
     def is_held(self, name: str, epoch: int) -> bool:
         """Return whether no later epoch has begun. Each begins in the first shard."""
-        return self._store.shards[0].look(lambda db: handout.look(db, name), hot=None).epoch == epoch
+        return self._store.shards[0].look(lambda db: handout.look(db, name)).epoch == epoch
 
     def take_over(self, name: str) -> int:
         """Begin the newest epoch, which fences every earlier holder, and finish what an earlier holder left half done."""
@@ -180,7 +179,7 @@ class Handouts:
 
     def recorded_behind(self, name: str, start: int) -> int:
         """Return the number of messages of unresolved batches after `start`."""
-        return sum(s.look(lambda db: handout.recorded_behind(db, name, start), hot=None) for s in self._store.shards)
+        return sum(s.look(lambda db: handout.recorded_behind(db, name, start)) for s in self._store.shards)
 
     def advance(
         self, by: Holding, known: Mapping[int, Known], upto: int, n: int, wants: Mapping[int, Want | None], left: Allowance
@@ -240,7 +239,7 @@ class Handouts:
             HandoutGone: it was released.
         """
         shards = [s for s in self._store.shards if not among or s.number in among]
-        found = [p for s in shards for p in s.look(bound(handout.parts, name, n, s.number), hot=None)]
+        found = [p for s in shards for p in s.look(bound(handout.parts, name, n, s.number))]
         if sync:
             for number in {part.shard for part in found}:
                 self._store.shards[number].sync()
@@ -248,11 +247,11 @@ class Handouts:
 
     def block(self, name: str, n: int, shard: int, part: int) -> bytes | None:
         """Return one recorded block, without changing anything. None: it is not kept any more."""
-        return self._store.shards[shard].look(lambda db: handout.block(db, name, n, part), hot=None)
+        return self._store.shards[shard].look(lambda db: handout.block(db, name, n, part))
 
     def rejected(self, name: str, n: int, shard: int) -> list[int]:
         """Return the arrival numbers to omit from a shard's part of a batch, because those messages were dead-lettered."""
-        return self._store.shards[shard].look(lambda db: handout.rejected(db, name, n), hot=None)
+        return self._store.shards[shard].look(lambda db: handout.rejected(db, name, n))
 
     # ---- for operators
 
@@ -300,7 +299,7 @@ def _pending_behind(shard: Shard, name: str, start: int) -> int:
 
 def _standings(lanes: ShardLanes, now: int) -> tuple[list[Standing], int, int | None]:
     """Return the named consumers of a shard, the number of ready messages, and when the oldest head of these was sent."""
-    found = handout.standings(lanes.db, lanes)
+    found = handout.standings(lanes)
     return (found, *counting.waiting(lanes, now)) if found else (found, 0, None)
 
 

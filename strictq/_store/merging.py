@@ -10,13 +10,12 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from .._sql import MERGE, OUTBOX, select_all
-from . import catalog
+from . import catalog, outbox
 from .catalog import Fork
 from .commit.calls import bound
-from .lanes import outbox
-from .lanes.messages import Sent
 from .onelane import merging as steps
 from .onelane.merging import Listed, Resolved
+from .onelane.messages import Sent
 from .shipping import fork_point
 from .store import Store
 

@@ -10,11 +10,10 @@ from typing import Final
 from .._errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
 from .commit.calls import bound
 from .commit.tx import Tx
-from .lanes import claim, settle
-from .lanes.advance import Advance
-from .lanes.attempts import Attempt, Brought
-from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Request, Row, Settlement
-from .lanes.send import INLINE_BYTES_MAX
+from .onelane import claiming, settling
+from .onelane.alone import Attempt, Brought
+from .onelane.leases import ID, SEQ, Claimed, Held, Request, Row, Settlement
+from .onelane.settling import Advance
 from .shard import Shard
 from .store import Store
 
@@ -39,10 +38,8 @@ class Joined:
         self.done: dict[int, dict[Settlement, LeaseLost]] = {}
 
     @classmethod
-    def of(
-        cls, work: dict[int, tuple[Sequence[tuple[Settlement, int, int]], Sequence[Settlement], Sequence[Settlement]]]
-    ) -> Joined:
-        """Return the acks from each shard's `last`, `heads` and `starting` of `Storage.advance`."""
+    def of(cls, work: dict[int, tuple[Sequence[Settlement], Sequence[Settlement]]]) -> Joined:
+        """Return the acks from each shard's `acks` and `starting` of `Storage.advance`."""
         return cls({shard: Advance(*some) for shard, some in work.items()})
 
 
@@ -152,11 +149,7 @@ def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | No
 def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
     """Extend a lease. See Storage.more."""
     batch = held.some([seq])
-    rows = shard.lease(bound(settle.more, batch, limit), lambda rows: [row[ID] for row in rows[:1]])
-    apart = {row[SEQ]: row[ID] for row in rows if len(row[BODY]) > INLINE_BYTES_MAX}
-    if apart:
-        held.apart = {**held.apart, **apart}
-    return rows
+    return shard.lease(bound(settling.more, batch, limit), lambda rows: [row[ID] for row in rows[:1]])
 
 
 def _claim_from(
@@ -193,7 +186,7 @@ def _claim(
         nonlocal refused
         if work is not None:
             refused = work(tx)
-        claimed = claim.with_bodies(tx, claim.claim(tx, request))
+        claimed = claiming.claim(tx, request)
         if claimed.messages:
             brought.append((shard, tx, claimed))
         return claimed
@@ -237,7 +230,7 @@ def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> N
 def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:
     """Return the leases whose deadline could be moved."""
     kept: list[Held] = []
-    for held, deadline in zip(got.leases, shard.drain(bound(settle.extend, batches, got.lease), synced=False), strict=True):
+    for held, deadline in zip(got.leases, shard.drain(bound(settling.extend, batches, got.lease), synced=False), strict=True):
         if not isinstance(deadline, LeaseLost):
             held.deadline = deadline
             kept.append(held)
@@ -255,7 +248,7 @@ def _give_back(brought: list[Brought]) -> None:
         for held in got.leases:
             batch = held.some([held.rows[0][SEQ]])
             with suppress(StrictqError):  # the deadline ends it then
-                shard.drain(bound(settle.release, [batch]), synced=False)
+                shard.drain(bound(settling.release, [batch]), synced=False)
 
 
 def _claimable(store: Store, keys: Sequence[bytes] | None) -> Sequence[Shard]:

@@ -36,7 +36,7 @@ from .._observe import EventHook, Observers, notify
 from .._sql import LANE_TABLES
 from .._stats import ReplicationStatus
 from .._types import Event
-from . import catalog, fork, holders, worker_reports
+from . import catalog, fork, holders, outbox, worker_reports
 from .catalog import Catalog
 from .commit.calls import OpenTransaction, bound, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
@@ -45,8 +45,8 @@ from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
 from .forgetting import Forgetting
-from .lanes import outbox, send, sweeps
-from .lanes.messages import Item, Sent
+from .onelane import expiring, sending
+from .onelane.messages import Item, Sent
 from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings
 from .shard import CHECKPOINT_WAIT_SECONDS, MEMORY_SECONDS, Shard
@@ -393,7 +393,7 @@ class Store(Settings):
         """
         self.require_room(shard, items)
         elsewhere = 0 if self.settings[0].max_depth is None else self.depth_elsewhere(shard)
-        return shard.run(send.Append(items, checked, elsewhere))
+        return shard.run(sending.Append(items, checked, elsewhere))
 
     def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
         """Append one message, in fewer steps. Return its shard and its place."""
@@ -563,7 +563,7 @@ class Store(Settings):
         for found in holders.dead(self.directory):
             for shard, tokens in found.claims.items():
                 if shard < len(self.shards) and self.shards[shard].failed is None:
-                    self.shards[shard].run(bound(sweeps.end_claims, tokens, found.single), DEAD_WAIT_SECONDS)
+                    self.shards[shard].run(bound(expiring.end_claims, tokens, found.single), DEAD_WAIT_SECONDS)
 
     def notices(self, kind: type[R]) -> list[R]:
         """Return the reports of workers in all live processes."""

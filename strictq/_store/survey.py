@@ -17,8 +17,7 @@ from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLo
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
-from .lanes import failures
-from .onelane import history, looking, reporting
+from .onelane import failures, history, looking, reporting
 from .onelane.counting import FEW
 from .onelane.headers import headers as decode_headers
 from .onelane.looking import LaneView

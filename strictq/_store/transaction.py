@@ -9,13 +9,15 @@ from .. import _hints as hints
 from .._errors import InvalidArgument, LeaseLost, StoreFull
 from .._keys import decode_key, shared_key
 from .._types import UNSET, Unset
+from . import outbox
 from .commit.app_database import AppDatabase
 from .commit.tx import Tx
-from .lanes import outbox, settle
-from .lanes.leases import Held, Settlement, Took
-from .lanes.messages import Item
-from .lanes.send import send
+from .onelane import settling
+from .onelane.leases import Held, Settlement, Took
+from .onelane.messages import Item
+from .onelane.sending import send
 from .store import Store
+from .tables import key_states
 
 T = TypeVar("T")
 Statement = tuple[str, Sequence[Any] | dict[str, Any]]
@@ -108,12 +110,12 @@ class _Work:
             return False
         batch = self._batch(self.acks)
         if not self.acks.in_order:
-            return not settle.is_held(tx, batch)
+            return not settling.is_held(tx, batch)
         first = batch.seqs[0]
-        lowest = settle.lowest_unresolved(tx, batch)
+        lowest = settling.lowest_unresolved(tx, batch)
         if lowest == first:
             return False
-        if settle.done_before(tx, batch):
+        if settling.done_before(tx, batch):
             return True
         if lowest is None:
             raise LeaseLost(decode_key(batch.key), first, batch.token)
@@ -133,10 +135,10 @@ class _Work:
             _HappenedBefore: the transaction committed before.
         """
         self.execute(tx, changes.statements)
-        if self.acks is not None and (happened or not settle.ack_lane(tx, self._batch(self.acks, changes.took))):
+        if self.acks is not None and (happened or not settling.ack_lane(tx, self._batch(self.acks, changes.took))):
             raise _HappenedBefore
         if changes.key_state is not UNSET:
-            settle.set_key_state(tx, self.key, changes.key_state)
+            key_states.set_(tx.db, self.key, changes.key_state)
         return Committed(self.shard.number, self._send(tx, changes.sends) if changes.sends else [])
 
     def _send(self, tx: Tx, items: Sequence[Item]) -> list[Placed]:
@@ -238,7 +240,7 @@ class WriteTransaction:
             InvalidArgument: the program's SQL rolled the transaction back.
         """
         self._tx.require_whole()
-        return settle.key_state(self._tx, self._work.key)
+        return key_states.of(self._tx.db, self._work.key)
 
     def execute(self, statements: Sequence[Statement]) -> None:
         """Run the program's SQL, in order.

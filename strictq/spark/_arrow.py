@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -16,13 +15,11 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
-from .._store.api import Block, BlockSize, Encode, Held, ListedColumns, PackedColumns, Piece, leased_columns
+from .._store.api import Block, BlockSize, Encode, Held, ListedColumns, PackedColumns, leased_columns
 from ._table_columns import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
 """Messages per batch, few enough that a batch fits into the processor's cache, which doubles the speed."""
-PIECES_ROWS: Final = 5_000
-"""Messages per batch if the columns are packed."""
 BYTES: Final = 16 * 1024 * 1024
 """The most bytes of bodies in a batch, unless one message has more."""
 SIZE: Final = BlockSize(ROWS, BYTES)
@@ -145,36 +142,10 @@ class Builder:
 
         return pa.RecordBatch.from_arrays(list(map(column, wanted)), schema=wanted)
 
-    def pieces(self, pieces: Sequence[Piece], shard: int, skew: int) -> pa.RecordBatch:
-        """Build a batch with all columns from lanes that come column by column.
-
-        Raises:
-            StoreCorrupt: the columns do not match each other.
-        """
-        lengths = [p.messages for p in pieces]
-        seqs, ids, sent_at, sizes = (
-            ",".join(texts) for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
-        )
-        bodies = b"".join(p.bodies for p in pieces)
-        packed = PackedColumns(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
-        batch = self.packed(packed, skew, self.schema)
-        # Not with to_numpy, which would import pandas.
-        found, ends = np.frombuffer(batch.column("seq").buffers()[1], np.int64), np.cumsum(lengths)
-        if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
-            raise _mixed(shard)
-        return batch
-
 
 def numbers(text: str, count: int) -> Any:
     """Parse `count` numbers separated by commas."""
     return np.fromstring(text, np.int64, count, sep=",")
-
-
-def runs(text: str, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Parse numbers into runs: each value and the length of its run. Bulk reads need this form for lanes."""
-    found = numbers(text, count)
-    begins = np.flatnonzero(np.diff(found, prepend=found[0] - 1))
-    return found[begins].tolist(), np.diff(begins, append=count).tolist()
 
 
 def _mixed(shard: int) -> StoreCorrupt:
@@ -282,16 +253,11 @@ def encoder(builder: Builder, skew: Callable[[], int]) -> Encode:
 
     def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
         at = skew()
-        for packed, run in groupby(filter(_is_lease, leases), key=lambda held: bool(held.pieces)):
-            if packed:
-                for pieces, fresh in _in_blocks(run):
-                    yield _block(builder.pieces(pieces, shard, at), fresh)
-            else:
-                for listed in leased_columns(run, shard, SIZE):
-                    yield _block(builder.listed(listed, at), listed.fresh)
+        for listed in leased_columns(filter(_is_lease, leases), shard, SIZE):
+            yield _block(builder.listed(listed, at), listed.fresh)
         for columns in leases:
             if isinstance(columns, PackedColumns):
-                yield _block(builder.packed(columns, at, builder.schema), fresh=True)
+                yield _block(builder.packed(columns, at, builder.schema), columns.fresh)
 
     return encode
 
@@ -302,22 +268,6 @@ def _is_lease(of: Held | PackedColumns) -> TypeGuard[Held]:
 
 def _block(batch: pa.RecordBatch, fresh: bool) -> Block:
     return Block(batch.num_rows, fresh, pack(batch))
-
-
-def _in_blocks(leases: Iterable[Held]) -> Iterator[tuple[list[Piece], bool]]:
-    """Yield the pieces of each block, and whether it begins with a new lane."""
-    block: list[Piece] = []
-    count, size, fresh = 0, 0, True
-    for held in leases:
-        for n, piece in enumerate(held.pieces):
-            if block and (count + piece.messages > PIECES_ROWS or size + len(piece.bodies) > BYTES):
-                yield block, fresh
-                block, count, size, fresh = [], 0, 0, not n
-            block.append(piece)
-            count += piece.messages
-            size += len(piece.bodies)
-    if block:
-        yield block, fresh
 
 
 def pack(batch: pa.RecordBatch) -> bytes:

@@ -15,7 +15,7 @@ from .._store.api import MessageRange, PackedColumns
 from ..history._records import CHUNK, record_batch
 from ..queue import Queue
 from . import _block_client
-from ._arrow import SIZE, Builder, arrow_schema, pack, project, runs
+from ._arrow import SIZE, Builder, arrow_schema, pack, project
 from ._block_protocol import Served, entries, flag, number, text
 from ._options import BatchOptions
 from ._table_columns import KeyType, key_type, read_schema
@@ -57,7 +57,7 @@ class Scan:
         skew = queue._storage.skew
         wanted = {STORED.get(name, name) for name in schema.names}
         part = MessageRange(self.shard, self.dead, self.place)
-        for found in queue._storage.bulk.read(part, wanted, runs, SIZE):
+        for found in queue._storage.bulk.read(part, wanted, SIZE):
             if isinstance(found, PackedColumns):
                 yield builder.packed(found, skew, schema)
             else:

@@ -24,11 +24,10 @@ import pytest
 
 import strictq
 from strictq import _files as files
-from strictq._store import catalog, shard
+from strictq._store import catalog, outbox, shard
 from strictq._store.commit import connection, tx
 from strictq._store.disk import layout
 from strictq._store.lane.memory import ShardMemory
-from strictq._store.lanes import outbox
 from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
 from tests.support.powercut_campaign import Tally, campaign, cut_again, fast_directory

@@ -13,8 +13,7 @@ import strictq
 from strictq import InvalidArgument, Queue, StoreCorrupt
 from strictq._handouts import Holder, read_block
 from strictq._keys import Key, encode_key
-from strictq._store.api import ListedColumns, Piece
-from strictq.spark import _arrow
+from strictq._store.api import ListedColumns, PackedColumns
 from strictq.spark._arrow import Builder, arrow_schema, encoder, pack, unpack
 from strictq.spark._options import BatchOptions, StreamOptions
 from strictq.spark._table_columns import key_type, read_schema
@@ -200,7 +199,6 @@ def handed(q: Queue, *, packed: bool) -> pa.Table:
 
 
 def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_arrow, "PIECES_ROWS", 7)
     small_pieces(monkeypatch, 5)
     with strictq.open(":memory:", clock=FakeClock()) as q:
         for n in range(60):
@@ -218,11 +216,12 @@ def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "torn",
     [
-        {"seqs": "2,1,3"}, {"seqs": "1,1,3"}, {"lo": 2}, {"hi": 4}, {"bodies": b"abcd"}, {"bodies": b"ab"},
+        {"seqs": "2,1,3"}, {"seqs": "1,1,3"}, {"depths": [4]}, {"bodies": b"abcd"}, {"bodies": b"ab"},
     ],
 )  # fmt: skip
-def test_a_piece_whose_columns_do_not_belong_together_is_damage(torn: dict[str, Any]) -> None:
-    whole = Piece(1, 0, 1, encode_key("a"), 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc", 3, 1, 3, 103)
-    assert builder().pieces([whole], 0, 0).column("body").to_pylist() == [b"a", b"b", b"c"]
+def test_columns_of_a_lane_that_do_not_belong_together_are_damage(torn: dict[str, Any]) -> None:
+    whole = PackedColumns(0, 3, [encode_key("a")], [3], "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc")
+    b = builder()
+    assert b.packed(whole, 0, b.schema).column("body").to_pylist() == [b"a", b"b", b"c"]
     with pytest.raises(StoreCorrupt, match="do not belong together"):
-        builder().pieces([whole, whole._replace(**torn)], 0, 0)
+        b.packed(whole._replace(**torn), 0, b.schema)

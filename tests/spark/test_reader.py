@@ -134,7 +134,7 @@ def fill(q: Queue) -> None:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    scans.small_steps(monkeypatch, 3, 3)
+    scans.small_steps(monkeypatch, 3)
 
 
 def assert_same(found: list[tuple[str | None, int, bytes, tuple[tuple[str, str], ...]]], original: Queue) -> None:

@@ -16,21 +16,11 @@ import strictq
 from strictq import InvalidArgument, Message, Queue, QueueConfig, StoreCorrupt
 from strictq._keys import Key, encode_key
 from strictq._store.api import ListedColumns, PackedColumns
-from strictq.spark._arrow import SIZE, Builder, arrow_schema, runs
+from strictq.spark._arrow import SIZE, Builder, arrow_schema
 from strictq.spark._scanning import Scan
 from strictq.spark._table_columns import key_type, read_schema
 from strictq.testing import FakeClock
-from tests.support.scans import (
-    ALWAYS,
-    AT_TWO,
-    DEAD_IN_THE_FILES,
-    IN_THE_FILES,
-    NEVER_AGAIN,
-    SAMPLE,
-    packed_steps,
-    small_steps,
-    stored,
-)
+from tests.support.scans import small_steps, stored
 
 EVERYTHING = {"key", "id", "sent_at", "attempts", "headers", "body"}
 
@@ -81,28 +71,25 @@ def shown(batches: list[pa.RecordBatch]) -> dict[tuple[int, int], tuple[Any, ...
     return found
 
 
-def steps(q: Queue, wanted: Collection[str] = EVERYTHING, runs: Any = runs) -> list[PackedColumns | ListedColumns]:
+def steps(q: Queue, wanted: Collection[str] = EVERYTHING) -> list[PackedColumns | ListedColumns]:
     """What the queue gives of its only shard, in one task."""
     (part,) = q._storage.bulk.plan(dead=False, messages=1000)
-    return list(q._storage.bulk.read(part, wanted, runs, SIZE))
+    return list(q._storage.bulk.read(part, wanted, SIZE))
 
 
-def in_the_files(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
-    return {(shard, arrival): columns for shard, arrival, columns in stored(q, statement)}
+def in_the_files(q: Queue, *, dead: bool) -> dict[tuple[int, int], tuple[Any, ...]]:
+    return {(shard, arrival): columns for shard, arrival, columns in stored(q, dead=dead)}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.lists(PLAIN, max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(["ack", "nack", "reject", "hold", "leave"]), max_size=12),
-    st.sampled_from([ALWAYS, AT_TWO, NEVER_AGAIN]),
 )  # fmt: skip
-def test_columns_have_what_the_files_have(
-    first: list[Any], second: list[Any], step: int, per_task: int, ends: list[str], by_lane: int
-) -> None:
+def test_columns_have_what_the_files_have(first: list[Any], second: list[Any], step: int, per_task: int, ends: list[str]) -> None:
     config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
     with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
-        small_steps(patch, step, by_lane)
+        small_steps(patch, step)
         sent: dict[tuple[Key | None, type, int, int], tuple[bytes, Any]] = {}
         for key, body, headers, delay in [*first, *second]:
             receipt = q.send(body, key, headers=headers, delay=delay)
@@ -118,8 +105,8 @@ def test_columns_have_what_the_files_have(
                 elif end == "hold" and d.key is not None:
                     q.hold(d.key, "why")
         pending, dead = shown(read(q, per_task=per_task)), shown(read(q, dead=True, per_task=per_task))
-        assert pending == in_the_files(q, IN_THE_FILES)
-        assert dead == in_the_files(q, DEAD_IN_THE_FILES)
+        assert pending == in_the_files(q, dead=False)
+        assert dead == in_the_files(q, dead=True)
         told = {(None if k is None else encode_key(k), s, i): v for (k, _, s, i), v in sent.items() if k is not None}
         for (_, arrival), (key, seq, body, headers, *_) in [*pending.items(), *dead.items()]:
             if key is not None:
@@ -129,9 +116,8 @@ def test_columns_have_what_the_files_have(
 @pytest.mark.parametrize(
     ("kind", "keys"), [("string", ["a", "ü", "\0"]), ("binary", [b"\0", b"\xff"]), ("int", [0, -7, 2**63 - 1])]
 )
-@pytest.mark.parametrize("by_lane", [ALWAYS, AT_TWO, NEVER_AGAIN])
-def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], by_lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3, by_lane)
+def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3)
     with strictq.open(":memory:") as q:
         receipts = q.send_many([Message(b"\0%d" % n, key=keys[n % len(keys)]) for n in range(30)])
         assert all(isinstance(s, PackedColumns) for s in steps(q))
@@ -142,61 +128,16 @@ def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], by_lane
         assert len(rows) == len(receipts)
 
 
-@pytest.mark.parametrize("by_lane", [ALWAYS, NEVER_AGAIN])
-def test_rows_come_where_columns_do_not_fit_and_columns_after_them(by_lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3, by_lane)
+def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3)
     with strictq.open(":memory:") as q:
         for n in range(40):
             q.send(b"%d" % n, "k", headers={"h": "1"} if n < 5 else None)
         q.send(b"x" * (15 << 20), "large")
         kinds = [isinstance(s, PackedColumns) for s in steps(q)]
         assert kinds[0] is False
-        assert True in kinds
-        assert kinds[-1] is False
+        assert kinds[-1] is True
         assert [len(row[2]) for row in shown(read(q)).values()][-1] == 15 << 20
-
-
-def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row of SQLite's for each lane, or one for all that come: whichever is less work."""
-    packed_steps(monkeypatch, 100, by_lane=2)
-    told: list[str] = []
-
-    def told_runs(text: str, count: int) -> Any:
-        told.append(text)
-        return runs(text, count)
-
-    with strictq.open(":memory:") as q:
-        q.send_many([Message(b"", key=n) for n in range(200)])
-        q.send_many([Message(b"", key=n) for n in range(200, 210) for _ in range(50)])
-        depths = [s.depths for s in steps(q, runs=told_runs) if isinstance(s, PackedColumns)]
-    assert sum(map(sum, depths)) == 200 + 500
-    assert len(depths[0]) == SAMPLE, "then it was seen that they are not deep"
-    assert len(told) == 3, "steps over lanes of one message, and into those that are deep"
-    assert depths[-1][-1] == 50
-
-
-def test_idle_lanes_are_not_walked_over() -> None:
-    """They may be millions, and a step is to be a short read transaction."""
-    told: list[str] = []
-
-    def told_runs(text: str, count: int) -> Any:
-        told.append(text)
-        return runs(text, count)
-
-    with strictq.open(":memory:") as q:
-        q.send_many([Message(b"", key=n) for n in range(100)])
-        q.ack_many(q.receive(100))
-        q.send_many([Message(b"", key="busy")] * 50)
-        assert [s.depths for s in steps(q, runs=told_runs) if isinstance(s, PackedColumns)] == [[50]]
-        assert len(told) == 1, "read by messages, though this lane is deep"
-
-
-def test_lanes_out_of_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3, NEVER_AGAIN)
-    with strictq.open(":memory:") as q:
-        q.send_many([Message(b"", key=n) for n in range(4)])
-        with pytest.raises(StoreCorrupt, match="out of order"):
-            steps(q, runs=lambda _text, _count: ([3, 2], [1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -228,14 +169,11 @@ def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(read_schema("stored").names), min_size=1, unique=True), st.booleans(),
-    st.sampled_from([ALWAYS, AT_TWO, NEVER_AGAIN]),
 )  # fmt: skip
-def test_some_columns_are_those_of_all(
-    sent: list[Any], step: int, per_task: int, wanted: list[str], dead: bool, by_lane: int
-) -> None:
+def test_some_columns_are_those_of_all(sent: list[Any], step: int, per_task: int, wanted: list[str], dead: bool) -> None:
     config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
     with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
-        small_steps(patch, step, by_lane)
+        small_steps(patch, step)
         for key, body, headers, delay in sent:
             q.send(body, key, headers=headers, delay=delay)
         for number in range(12):
@@ -259,7 +197,7 @@ def test_what_is_not_wanted_is_not_read() -> None:
             (found,) = steps(q, wanted)
             return found
 
-        for name in ("body", "headers", "attempts"):
+        for name in ("headers", "attempts"):
             assert not isinstance(step(name), PackedColumns), "it does not fit, and is wanted"
         found = step("id", "key")
         assert isinstance(found, PackedColumns)

@@ -21,7 +21,7 @@ from strictq._store.bulk.columns import MessageRange
 from strictq._store.commit.tx import Tx
 from strictq._store.hot.cooling import number
 from strictq._store.lanes.lanes import create, forget_idle
-from strictq._store.lanes.leases import KEY
+from strictq._store.onelane.leases import KEY
 from tests.store.test_hot import ACTS, WARM, Walk
 from tests.support.hot import narrow
 from tests.support.internals import shard_of

@@ -12,8 +12,8 @@ import pytest
 
 import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
+from strictq._store import outbox
 from strictq._store.disk import layout
-from strictq._store.lanes import outbox
 from strictq._store.shard import Shard
 from strictq._store.store import Store
 from strictq.testing import FakeClock
@@ -82,7 +82,7 @@ def test_any_other_process_finishes_it_too(q: Queue, disk: Opener, stuck: Callab
 
 KILLED = """
 import os, sys, strictq
-from strictq._store.lanes import outbox
+from strictq._store import outbox
 point, path, here, there = sys.argv[1:]
 q = strictq.open(path, durability="process")
 q.send(b"", here)

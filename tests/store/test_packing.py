@@ -12,14 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import strictq
-from strictq import OutcomeUnknown, Queue, QueueConfig, StoreCorrupt, StoreError
+from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
 from strictq._handouts import Holder
 from strictq._store.api import Block, Held, PackedColumns
-from strictq._store.bulk import packing
+from strictq._store.onelane import columns
 from strictq._store.shard import Shard
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
-from tests.support.internals import connection_of
 from tests.support.queues import fill
 
 KEYS = st.sampled_from(["a", "b", "c", "d", None])
@@ -35,21 +34,6 @@ def q() -> Iterator[Queue]:
         yield queue
 
 
-def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
-    patch.setattr(packing, "STEP", step)
-    patch.setattr(packing, "PAUSE", 1)
-    patch.setattr(packing, "PAUSE_MAX", 2)
-    few_lanes(patch, step)
-
-
-def few_lanes(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Let lanes with fewer than three messages each be packed together, from `step` lanes on."""
-    patch.setattr(packing, "SAMPLE", step)
-    patch.setattr(packing, "PAYS", 3)
-    patch.setattr(packing, "LANES_FIRST", step)
-    patch.setattr(packing, "LANES_MIN", 1)
-
-
 def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
     """Record the key, the number of rows and the number of packed messages of each later lease."""
     seen: list[tuple[bytes, int, int]] = []
@@ -59,7 +43,7 @@ def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]
             if isinstance(held, PackedColumns):
                 seen.extend(zip(held.keys, repeat(0), held.depths, strict=False))
             else:
-                seen.append((held.key, len(held.rows), sum(p.messages for p in held.pieces)))
+                seen.append((held.key, len(held.rows), 0))
         return encode(leases, shard)
 
     patch.setattr(h, "encode", note)
@@ -78,7 +62,7 @@ def test_every_message_comes_once_and_in_order(
     clock = FakeClock()
     config = QueueConfig(keyless="round_robin", keyless_lanes=2, max_attempts=None, lease_seconds=20.0)
     with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=clock, config=config) as q:
-        small_steps(patch, step)
+        patch.setattr(columns, "STEP", step)
         left: dict[str, dict[int, str]] = {key: {} for key in "abcd"}
         keyless: list[str] = []
         for key, body, headers, delay in [*first, *second]:
@@ -113,11 +97,11 @@ def test_every_message_comes_once_and_in_order(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(KEYED, max_size=40), st.integers(1, 30), st.sampled_from([5, 40, 1 << 20]))
 def test_hand_outs_have_the_messages_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
-    """Lanes that are packed together have another order among each other."""
+    """Lanes that are packed have another order among each other."""
     made = []
     for packed in (True, False):
         with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", clock=FakeClock()) as q:
-            few_lanes(patch, 2)
+            patch.setattr(columns, "STEP", 2)
             q.send_many([strictq.Message(body, key=key) for key, body, _, _ in sent])
             h = holder(q, packed=packed)
             handed = []
@@ -131,41 +115,41 @@ def test_hand_outs_have_the_messages_that_rows_make(sent: list[Any], most: int, 
 
 
 def test_plain_lanes_come_packed_and_the_others_as_rows(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PAUSE", 1)
+    monkeypatch.setattr(columns, "STEP", 3)
     fill(q, "a", 3)
     fill(q, "b", 2, headers={"h": "1"})
     fill(q, "c", 2)
     h = holder(q)
     seen = noting(h, monkeypatch)
     assert h.take(0) == 1
-    assert seen == [(b"sa", 0, 3), (b"sb", 2, 0), (b"sc", 0, 2)]
+    assert seen == [(b"sb", 2, 0), (b"sa", 0, 3), (b"sc", 0, 2)]
     assert by_key(read(q, h, 1)) == {"sa": [1, 2, 3], "sb": [1, 2], "sc": [1, 2]}
 
 
 def test_a_deep_lane_comes_in_pieces_and_whole(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3)
+    monkeypatch.setattr(columns, "STEP", 3)
     fill(q, "a", 8)
     for seq in (2, 5, 6):
         assert q.reject("a", seq, "gone")  # gaps: fewer messages than seqs in a step
     h = holder(q)
     seen = noting(h, monkeypatch)
     assert h.take(0) == 1
-    assert seen == [(b"sa", 0, 5)]
+    assert seen == [(b"sa", 0, 3), (b"sa", 0, 2)]
     assert by_key(read(q, h, 1)) == {"sa": [1, 3, 4, 7, 8]}
     assert h.take(1) == 1
     assert q.stats().depth == 0
 
 
-def test_what_is_not_plain_in_mid_lane_waits_for_the_next_hand_out(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 2)
+def test_a_lane_with_a_message_that_is_not_plain_comes_as_rows(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "STEP", 2)
     fill(q, "a", 3)
     q.send(b"4", "a", headers={"h": "1"})
     q.send(b"5", "a")
     h = holder(q)
+    seen = noting(h, monkeypatch)
     assert h.take(0) == 1
-    assert by_key(read(q, h, 1)) == {"sa": [1, 2]}
-    assert h.take(1) == 2
-    assert by_key(read(q, h, 2)) == {"sa": [3, 4, 5]}
+    assert seen == [(b"sa", 5, 0)]
+    assert by_key(read(q, h, 1)) == {"sa": [1, 2, 3, 4, 5]}
     assert q.check() == []
 
 
@@ -248,39 +232,19 @@ def test_what_could_not_be_synced_is_synced_before_it_is_given(tmp_path: Path, m
         h.close()
 
 
-def test_lanes_of_few_messages_come_as_rows(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SAMPLE", 2)
-    for key in "abcd":
-        fill(q, key, 2)
-    fill(q, "e", 50)
-    h = holder(q)
-    seen = noting(h, monkeypatch)
-    assert h.take(0) == 1
-    assert seen == [(b"sa", 0, 2), (b"sb", 0, 2), (b"sc", 2, 0), (b"sd", 2, 0), (b"se", 50, 0)]
-
-
 @pytest.fixture
-def sparse(q: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """Return a queue with twelve lanes of one message each, a to l. All but the first two are packed together."""
-    few_lanes(monkeypatch, 2)
+def sparse(q: Queue) -> Queue:
+    """Return a queue with twelve lanes of one message each, a to l."""
     q.send_many([strictq.Message(b"1", key=key) for key in "abcdefghijkl"])
     return q
 
 
-def test_lanes_of_few_messages_are_leased_together(sparse: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_of_few_messages_are_packed_together(sparse: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     h = holder(sparse)
-    leased: list[bytes] = []
-
-    def note(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
-        for held in leases:
-            if isinstance(held, PackedColumns):
-                leased.extend(held.keys)
-        return encode(leases, shard)
-
-    monkeypatch.setattr(h, "encode", note)
+    seen = noting(h, monkeypatch)
     assert h.take(0, messages_max=9) == 1
     assert sorted(by_key(read(sparse, h, 1))) == [f"s{key}" for key in "abcdefghi"]
-    assert sorted(leased) == [f"s{key}".encode() for key in "cdefghi"]  # for two lanes it does not pay
+    assert seen == [(f"s{key}".encode(), 0, 1) for key in "abcdefghi"]
     assert sparse.check() == []
     assert [d.key for d in sparse.receive(10)] == ["j", "k", "l"]
     sparse.send(b"2", "d")
@@ -309,15 +273,6 @@ def test_an_ack_of_many_lanes_leaves_the_messages_of_others(sparse: Queue) -> No
     assert h.take(3) == 3
     assert sparse.stats().depth == 0
     assert sparse.check() == []
-
-
-def test_an_ack_of_many_lanes_refuses_a_missing_message(sparse: Queue) -> None:
-    h = holder(sparse)
-    assert h.take(0) == 1
-    connection_of(sparse).execute("DELETE FROM message WHERE lane = (SELECT id FROM lane WHERE key = ?)", (b"sc",))
-    with pytest.raises(StoreCorrupt, match="do not match its messages"):
-        h.take(1)
-    assert h.acked == 0
 
 
 def test_lanes_that_are_packed_together_end_where_a_bound_says(sparse: Queue) -> None:

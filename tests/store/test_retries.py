@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strictq import QueueConfig
-from strictq._store.lanes import retries
+from strictq._store.onelane import retries
 from strictq.testing import FakeClock
 from tests.support.internals import connection_of
 from tests.support.queues import Opener

@@ -17,9 +17,9 @@ from strictq._store.commit.tx import Tx
 from strictq._store.lane import entries as kinds
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import EFFECTS, StoreLimits
-from strictq._store.lanes.failures import AttemptFailure
-from strictq._store.lanes.leases import Settlement
 from strictq._store.onelane import operating, sending, settling
+from strictq._store.onelane.failures import AttemptFailure
+from strictq._store.onelane.leases import Settlement
 from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request
 
 SECOND = 1_000_000

@@ -88,7 +88,7 @@ def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, mon
 
 @pytest.mark.one_shard("the writes of the first shard")
 def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
-    from strictq._store.lanes.claim import CULL_STEP
+    from strictq._store.onelane.claiming import CULL_STEP
 
     q = make.open(durability="process")
     q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])

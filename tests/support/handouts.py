@@ -9,7 +9,7 @@ from typing import Any
 
 from strictq import Queue, StrictqError
 from strictq._handouts import Holder, read_block, rejected
-from strictq._store.api import Block, Fields, Held, PackedColumns, Piece
+from strictq._store.api import Block, Fields, Held, PackedColumns
 
 Label = tuple[str, int, str]
 """Stored key, seq, body."""
@@ -19,17 +19,17 @@ PER_BLOCK = 4
 def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
     """Yield blocks of a few messages of one lane each."""
     for held in leases:
+        fresh = isinstance(held, Held) or held.fresh
         for key, found in [(held.key, list(one_by_one(held)))] if isinstance(held, Held) else by_lane(held):
             for at in range(0, len(found), PER_BLOCK):
                 rows = [(key.decode(), seq, body.decode(), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
-                yield Block(len(rows), at == 0, json.dumps(rows).encode())
+                yield Block(len(rows), fresh and at == 0, json.dumps(rows).encode())
+            fresh = True
 
 
 def one_by_one(held: Held) -> Iterator[tuple[int, bytes, int]]:
     """Yield seq, body and arrival number of each message of a lease."""
     yield from ((Fields.seq(r), Fields.body(r), Fields.id(r)) for r in held.rows)
-    for piece in held.pieces:
-        yield from unpacked(piece)
 
 
 def by_lane(columns: PackedColumns) -> Iterator[tuple[bytes, list[tuple[int, bytes, int]]]]:
@@ -40,13 +40,15 @@ def by_lane(columns: PackedColumns) -> Iterator[tuple[bytes, list[tuple[int, byt
     assert next(found, None) is None
 
 
-def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
-    """Yield seq, body and arrival number of each message of some columns."""
+def unpacked(columns: PackedColumns) -> Iterator[tuple[int, bytes, int]]:
+    """Yield seq, body and arrival number of each message of columns."""
     at = 0
-    for seq, arrival, size in zip(piece.seqs.split(","), piece.ids.split(","), map(int, piece.sizes.split(",")), strict=True):
-        yield int(seq), piece.bodies[at : at + size], int(arrival)
+    for seq, arrival, size in zip(
+        columns.seqs.split(","), columns.ids.split(","), map(int, columns.sizes.split(",")), strict=True
+    ):
+        yield int(seq), columns.bodies[at : at + size], int(arrival)
         at += size
-    assert at == len(piece.bodies)
+    assert at == len(columns.bodies)
 
 
 class Lazy:

@@ -22,9 +22,9 @@ from strictq._store.lane import entries as kinds
 from strictq._store.lane.entries import Entry
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import MessageRow, RunningTotals, StoreLimits
-from strictq._store.lanes.leases import ID, KEY, SEQ, Claimed, Lost, Request, Row, Settlement
-from strictq._store.lanes.messages import Item, Options, Sent
 from strictq._store.onelane import checking, claiming, sending, settling
+from strictq._store.onelane.leases import ID, KEY, SEQ, Claimed, Lost, Request, Row, Settlement
+from strictq._store.onelane.messages import Item, Options, Sent
 from strictq._store.onelane.shard_lanes import ShardLanes
 
 T = TypeVar("T")

@@ -25,9 +25,9 @@ from strictq._errors import StoreBusy
 from strictq._keys import ASIDE, is_keyless
 from strictq._store.commit.tx import Tx
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.lanes.failures import AttemptFailure
-from strictq._store.lanes.leases import ID, SEQ, Settlement
 from strictq._store.onelane import settling
+from strictq._store.onelane.failures import AttemptFailure
+from strictq._store.onelane.leases import ID, SEQ, Settlement
 from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support.lane_file import LaneFile, item, new_file, request
 

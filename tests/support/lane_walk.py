@@ -31,11 +31,11 @@ from strictq._store.commit.tx import Tx
 from strictq._store.lane.entries import decode_keys, encode_keys
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.lanes.failures import AttemptFailure
-from strictq._store.lanes.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
-from strictq._store.lanes.messages import Item, Options
 from strictq._store.onelane import claiming, expiring, forgetting, operating, recording, sending, settling
+from strictq._store.onelane.failures import AttemptFailure
+from strictq._store.onelane.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.onelane.looking import depth_of
+from strictq._store.onelane.messages import Item, Options
 from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support import naive_lanes as naive
 from tests.support.lane_file import LaneFile, new_file, request
@@ -664,7 +664,7 @@ class Walk:
             rows.append((naive.START, [j]))
         self.asked = lambda new: bool(new == rows)
         known = self.was_done(batch, naive.ACK)
-        refused = shard.transact(lambda tx: settling.advance(tx, [], [batch], []))
+        refused = shard.transact(lambda tx: settling.Advance([batch], [])(tx))
         assert bool(refused) != (valid or known)
         self.forget_held(batch, [first])
 

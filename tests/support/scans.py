@@ -9,50 +9,57 @@ from typing import Any
 import pytest
 
 from strictq import Queue
-from strictq._store.bulk import packing, scan
+from strictq._store.bulk import scan
+from strictq._store.onelane import columns
+from strictq._store.onelane.message_opts import decode
+from strictq._store.onelane.shard_lanes import ShardLanes
 from tests.support.internals import store_of
 
-IN_THE_FILES = """
-SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id
-FROM message m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
-"""
+IN_THE_FILES = "SELECT id, key, seq, sent_at, opts, body FROM message WHERE id > 0"
 DEAD_IN_THE_FILES = """
-SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id, m.kind, m.reason, m.died_at
-FROM dead m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
+SELECT m.id, m.key, m.seq, m.sent_at, m.opts, m.body, ifnull(t.attempts, 0), d.kind, d.reason, d.died_at
+FROM dead d JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id
 """
-ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
-"""Messages of a lane from which lanes are read separately."""
-SAMPLE = packing.SAMPLE
-"""Lanes after which their depth is considered."""
 
 
-def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
-    """Use steps of this many rows, or of one more packed message. The depth of lanes is considered at once."""
-    patch.setattr(packing, "SAMPLE", 1)
-    patch.setattr(scan, "DEEP", by_lane)
+def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Read so many messages in a step."""
     patch.setattr(scan, "STEP", step)
-    patch.setattr(scan, "PACKED_STEP", step + 1)
-    patch.setattr(scan, "PAUSE_MAX", 2)
-
-
-def packed_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
-    """Use steps of this many packed messages, and count lanes as deep from `by_lane` messages."""
-    patch.setattr(scan, "PACKED_STEP", step)
-    patch.setattr(scan, "DEEP", by_lane)
 
 
 def small_pieces(patch: pytest.MonkeyPatch, step: int) -> None:
     """Pack the messages of batches this many at a time."""
-    patch.setattr(packing, "STEP", step)
+    patch.setattr(columns, "STEP", step)
 
 
-def stored(q: Queue, statement: str) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-    """Yield shard, arrival number, and the other columns of every message (or dead letter), as SQL reads them."""
+def stored(q: Queue, *, dead: bool) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+    """Yield shard, arrival number, and the other columns of every unresolved message, or dead letter."""
     skew = q._storage.skew
     for shard in store_of(q).shards:
-        for key, seq, body, headers, sent_at, attempts, arrival, *died in shard.look(lambda db: db.execute(statement).fetchall()):
+        for arrival, key, seq, sent_at, opts, body, attempts, *died in shard.survey(_dead if dead else _unresolved):
             if died:
                 died[2] += skew
+            headers = decode(opts, shard.number)[0]
             known = list(json.loads(headers).items()) if headers else None
             column = None if key[:1] == b"n" else key
             yield shard.number, arrival, (column, seq, body, known, sent_at + skew, attempts, *died)
+
+
+def _dead(lanes: ShardLanes) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = lanes.run(DEAD_IN_THE_FILES).fetchall()
+    return found
+
+
+def _unresolved(lanes: ShardLanes) -> list[tuple[Any, ...]]:
+    rows = lanes.run(IN_THE_FILES).fetchall()
+    keys = lanes.loader.keys_of([row[0] for row in rows])
+    found: list[tuple[Any, ...]] = []
+    for row in rows:
+        lane = lanes.loader.lane(keys[row[0]])
+        while lane.deep:
+            lanes.loader.extend(lane)
+        rare = lane.rare
+        there = {*(lane.ids or ()), *(() if rare is None else (i for _, i in (*rare.front, *rare.waiting)))}
+        if row[0] in there:
+            found.append((*row, lane.attempts(row[0])[0]))
+    return found

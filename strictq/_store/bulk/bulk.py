@@ -8,13 +8,14 @@ from operator import itemgetter
 
 from ..._errors import InvalidArgument
 from ..commit.calls import bound
-from ..lanes.leases import KEY, Row
 from ..onelane import history
+from ..onelane.columns import PackedColumns
+from ..onelane.leases import KEY, Row
 from ..shard import Shard
 from ..store import Store
-from . import applied, lane_scan, scan, staging
+from . import applied, scan, staging
 from .applied import Applied, Size, StreamBatch, Token
-from .columns import BlockSize, ListedColumns, MessageRange, PackedColumns, Runs, listed
+from .columns import BlockSize, ListedColumns, MessageRange, listed
 from .insert import BulkRows
 from .staging import Staging
 
@@ -52,14 +53,10 @@ class Bulk:
         return [
             part
             for shard in shards
-            for part in (lane_scan if shard.lanes is not None else scan).ranges(
-                shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number]
-            )
+            for part in scan.ranges(shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number])
         ]
 
-    def read(
-        self, part: MessageRange, wanted: Collection[str], runs: Runs, size: BlockSize
-    ) -> Iterator[PackedColumns | ListedColumns]:
+    def read(self, part: MessageRange, wanted: Collection[str], size: BlockSize) -> Iterator[PackedColumns | ListedColumns]:
         """Read the messages of a range that still exist: each once, in order within a key. Nothing is leased.
 
         Every block is a short read transaction. Messages sent after the plan are omitted.
@@ -72,8 +69,7 @@ class Bulk:
             StoreError: the shard can't be read.
         """
         shard = self._shard(part.shard)
-        found_in = lane_scan.read(shard, part, wanted) if shard.lanes is not None else scan.read(shard, part, wanted, runs)
-        for found in found_in:
+        for found in scan.read(shard, part, wanted):
             if isinstance(found, PackedColumns):
                 yield found
             else:

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..lanes.leases import ATTEMPTS, BODY, HEADERS, ID, SENT_AT, SEQ, Held, Row
-from ..lanes.retries import starts
+from ..onelane.leases import ATTEMPTS, BODY, HEADERS, ID, SENT_AT, SEQ, Held, Row
+from ..onelane.retries import starts
 
 _BODY, _HEADERS, _ID = itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
-
-Runs = Callable[[str, int], tuple[Sequence[int], Sequence[int]]]
-"""Parses this many comma-separated numbers into runs: the number of each run, and its length."""
-
-
-class PackedColumns(NamedTuple):
-    """Messages as SQLite packed them, with small bodies. If headers or attempts are wanted, these messages have none.
-
-    Unwanted columns are empty.
-
-    Attributes:
-        messages: their number.
-        keys: stored ones, of the lanes in their order.
-        depths: the number of messages of each lane.
-        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas.
-        bodies: concatenated, with the lengths in `sizes`.
-    """
-
-    shard: int
-    messages: int
-    keys: list[bytes]
-    depths: Sequence[int]
-    seqs: str
-    ids: str
-    sent_at: str
-    sizes: str
-    bodies: bytes
 
 
 class ListedColumns(NamedTuple):

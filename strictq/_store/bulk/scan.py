@@ -1,398 +1,381 @@
-"""Read a shard's messages without leasing them, while consumers work on it.
+"""Read the messages of a shard without leasing them, while consumers work on it.
 
-A scan is planned once and read in steps, each a short read transaction. It is bounded by the newest arrival at the plan. A step
-continues after the last message of the previous one, in lane order, which messages keep while they are pending. So no message is
-read twice, and none that stays is missed. One kind moves: a keyless message that is parked in a lane of its own. So a keyless
-lane is read together with what left it since the plan, by ranges of arrival.
+A range has the lanes between two keys, so a key's messages are in one range. It is read in steps, each a short read transaction,
+in the order of keys and seqs. A step continues after the last seq of the previous one. Memory says which messages of a lane are
+unresolved, and the lane's row does if the lane is not loaded; it is not loaded for a scan. So no message is read twice, and none
+that stays is missed. Messages that arrived after the plan are left out.
+
+A keyless message that is parked moves to a lane of its own, and keeps its key and its seq. Such lanes follow the one that their
+messages come from in the order of keys. All of them are read as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from itertools import pairwise
-from operator import itemgetter
-from typing import Any, Final, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain, groupby
+from typing import Any, Final, NamedTuple
 
 import apsw
-import attrs
 
-from ... import _hints as hints
-from ..._errors import InvalidArgument, StoreCorrupt, StoreError
-from ..._keys import ASIDE
-from ..._sql import CLAIM, HOT, LANES, SCAN, choose
+from ..._errors import InvalidArgument, StoreCorrupt
+from ..._keys import ASIDE, is_keyless
+from ..._sql import SCAN, choose
 from ..commit.calls import bound
-from ..commit.tx import NEVER, Totals
-from ..hot.memory import newest_of
-from ..lanes.leases import BODY, ID, KEY, LANE, SEQ, Row
+from ..lane.live_lane import LaneAtRest, LiveLane
+from ..lane.memory import M_KEY, MessageRow
+from ..onelane import columns, message_opts
+from ..onelane.columns import PackedColumns
+from ..onelane.leases import Row
+from ..onelane.shard_lanes import ShardLanes
 from ..shard import Shard
-from . import packing
-from .columns import MessageRange, PackedColumns, Runs
+from .columns import MessageRange
 
-T = TypeVar("T")
-
-STEP: Final = 2_000
+STEP: Final = 10_000
+"""The number of messages in a step."""
 STEP_BYTES: Final = 16 * 1024 * 1024
-PACKED_STEP: Final = 10_000
-"""The number of messages in a step that SQLite packs column by column, or fewer than twice as many. None of their bodies is
-stored out of line, so they have at most some megabytes."""
-DEEP: Final = 30
-"""The average number of messages in a lane from which packing each lane separately pays (measured)."""
-PAUSE_MAX: Final = 32
-"""The maximum number of steps that are read as rows before columns are tried again, after they did not fit."""
-WALK_LANES: Final = 10_000
-"""Up to this number, lanes are counted one by one for a plan. More are assumed to be equally deep."""
+"""The approximate number of bytes of their bodies and headers."""
+LANES_STEP: Final = 10_000
+"""The number of lanes that one step reads, and of rows of lanes that one step of a plan reads."""
+ROWS_TOGETHER: Final = 128
+"""The number of lanes at rest whose rows are read together."""
+END: Final = b"\xff"
+"""Behind every key."""
+_NUMBER_BYTES: Final = 7
+"""How many bytes of a key are one number of a range's place."""
 
 
-@attrs.frozen
-class Segment:
-    """Lanes that one task reads: those after `after` up to `last`, or one lane for keyless messages."""
-
-    after: int
-    last: int
-    keyless: bool = False
-
-
-COLD: Final = (0, 0, 0)
-"""Of a plan whose messages are all in the tables."""
-
-
-@attrs.frozen
-class Plan:
-    """A scan of one shard.
+class Span(NamedTuple):
+    """What one task reads.
 
     Attributes:
         newest: arrival number of the newest message that belongs to it.
-        last_lane: the newest lane.
-        tasks: the segments of each task.
-        as_of: what `newest_of` returned, if some of its messages are only in the logs of hot lanes, because the queue is open
-            read-only. Lanes without a row have numbers that hold for this state alone. COLD: every message is in the tables.
+        begin, end: the first key, and the one behind the last.
+        keys: only these, ascending; empty: all.
     """
 
     newest: int
-    last_lane: int
-    tasks: tuple[tuple[Segment, ...], ...]
-    as_of: tuple[int, int, int] = COLD
+    begin: bytes
+    end: bytes
+    keys: tuple[bytes, ...] = ()
+
+    def place(self) -> tuple[int, ...]:
+        """Return it as whole numbers."""
+        numbers = [self.newest]
+        for key in (self.begin, self.end, *self.keys):
+            numbers.append(len(key))
+            numbers += [int.from_bytes(key[at : at + _NUMBER_BYTES], "big") for at in range(0, len(key), _NUMBER_BYTES)]
+        return tuple(numbers)
+
+    @classmethod
+    def of(cls, place: Sequence[int]) -> Span:
+        """Return what `place` returned.
+
+        Raises:
+            InvalidArgument: no range has this place.
+        """
+        keys: list[bytes] = []
+        try:
+            newest, at = place[0], 1
+            while at < len(place):
+                left, key = place[at], b""
+                at += 1
+                while left > 0:
+                    key += place[at].to_bytes(min(left, _NUMBER_BYTES), "big")
+                    left -= _NUMBER_BYTES
+                    at += 1
+                keys.append(key)
+            begin, end, *some = keys
+        except (IndexError, ValueError, OverflowError) as e:
+            raise InvalidArgument("this is no range of messages that a queue has planned") from e
+        return cls(newest, begin, end, tuple(some))
 
 
-def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
-    """Plan to read what is pending (or dead) now, in tasks of about this many messages. A lane belongs to one task."""
-    totals = Totals.read(db)
-    messages = totals.dead if dead else totals.pending
-    if not messages:
-        return Plan(totals.last_id, totals.last_lane, ())
-    # Tasks of one size: a last task with few messages would cost as much to start as any.
-    parts = max(1, round(messages / per_task))
-    per_task = -(-messages // parts)
-    apart: list[Any] = [] if dead else db.execute(SCAN.keyless).fetchall()
-    keyless = {lane for (lane,) in apart}
-    if dead or totals.lanes > WALK_LANES:
-        size = -(-totals.last_lane // parts)
-        cuts = [*range(size, totals.last_lane, size), totals.last_lane]
+# ---- the plan
+
+
+def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None) -> list[MessageRange]:
+    """Divide what is pending (or dead) now into ranges of about this many messages. A lane belongs to one range.
+
+    Args:
+        keys: only the messages of these keys of the shard, in one range; None: all.
+    """
+    newest, messages = shard.view(lambda lanes: (lanes.memory.top, _count(lanes, dead=dead)))
+    if keys is not None:
+        some = tuple(sorted(shard.view(lambda lanes: [key for key in keys if lanes.loader.lane(key).tail])))
+        spans = [Span(newest, some[0], END, some)] if some else []
+    elif not messages:
+        spans = []
     else:
-        cuts = list(_cuts(db, totals.last_lane, per_task))
-    tasks: list[tuple[Segment, ...]] = []
-    after = 0
-    for cut in cuts:
-        tasks.append(tuple(_segments(after, cut, keyless)))
-        after = cut
-    return Plan(totals.last_id, totals.last_lane, tuple(tasks))
+        # Tasks of one size: a last task with few messages would cost as much to start as any.
+        parts = max(1, round(messages / per_task))
+        cuts = list(_cuts(_depths(shard, dead=dead), -(-messages // parts))) if parts > 1 else []
+        spans = [Span(newest, begin, end) for begin, end in zip([b"", *cuts], [*cuts, END], strict=True)]
+    return [MessageRange(shard.number, dead, span.place()) for span in spans]
 
 
-def _cuts(db: apsw.Connection, last_lane: int, per_task: int) -> Iterator[int]:
-    """Yield the last lanes of tasks, by counting messages."""
-    n = 0
-    rows: list[Any] = db.execute(SCAN.lanes_to, (0, WALK_LANES)).fetchall()
-    for lane, depth in rows:
-        n += depth
-        if n >= per_task and lane < last_lane:
-            yield lane
+def _count(lanes: ShardLanes, *, dead: bool) -> int:
+    totals = lanes.memory.totals
+    return totals.dead if dead else totals.pending
+
+
+def _cuts(depths: Iterable[tuple[bytes, int]], per_task: int) -> Iterator[bytes]:
+    """Yield the keys at which all ranges but the first begin."""
+    n, before = 0, None
+    for key, depth in depths:
+        family = _family(key)
+        if n >= per_task and family != before:
+            yield family
             n = 0
-    yield last_lane
+        n += depth
+        before = family
 
 
-def _segments(after: int, last: int, keyless: set[int]) -> Iterator[Segment]:
-    for lane in sorted(lane for lane in keyless if after < lane <= last):
-        if lane - 1 > after:
-            yield Segment(after, lane - 1)
-        yield Segment(lane - 1, lane, keyless=True)
-        after = lane
-    if last > after:
-        yield Segment(after, last)
+def _depths(shard: Shard, *, dead: bool) -> Iterator[tuple[bytes, int]]:
+    """Yield the keys of lanes in order, each with about as many messages as it has."""
+    after = b""
+    while True:
+        rows = shard.look(bound(_dead_depths, after)) if dead else shard.survey(bound(_some_depths, after))
+        if not rows:
+            return
+        yield from rows
+        after = rows[-1][0]
 
 
-def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
-    """Yield the messages of a segment in steps, as rows of a claim with their bodies."""
-    if segment.keyless:
-        return _keyless(shard, plan, segment.last)
-    return _walk(shard, SCAN.messages, plan, segment)
+def _dead_depths(db: apsw.Connection, after: bytes) -> list[tuple[bytes, int]]:
+    found: Any = db.execute(SCAN.dead_depths, (after, LANES_STEP)).fetchall()
+    return list(found)
 
 
-def columns(
-    shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str], runs: Runs
-) -> Iterator[PackedColumns | list[Row]]:
-    """Yield what `pending` yields, as columns where the messages permit it. That costs a third of making rows of them in Python.
+def _some_depths(lanes: ShardLanes, after: bytes) -> list[tuple[bytes, int]]:
+    loaded = lanes.memory.lanes
+    at_rest: list[tuple[bytes, int]] = lanes.run(SCAN.depths, (after, LANES_STEP)).fetchall()
+    end = at_rest[-1][0] if len(at_rest) == LANES_STEP else None
+    own = sorted(
+        (key, len(lane.ids or ()) + lane.deep + len(lane.new or ()))
+        for key, lane in loaded.items()
+        if key > after and (end is None or key <= end)
+    )
+    return list(merge([row for row in at_rest if row[0] not in loaded], own))
+
+
+# ---- reading
+
+
+def read(shard: Shard, part: MessageRange, wanted: Collection[str]) -> Iterator[PackedColumns | list[Row]]:
+    """Yield the messages of a range that still exist, in steps. Pending ones are columns where they permit it.
 
     Args:
         wanted: of key, seq, id, sent_at, attempts, headers, body. Rows have all of them.
-        runs: parses many numbers. Callers have faster ways than Python's.
     """
-    if segment.keyless:
-        yield from _keyless(shard, plan, segment.last)
+    span = Span.of(part.place)
+    if part.dead:
+        yield from _dead(shard, span)
         return
-    columns = _Columns(shard.number, plan, segment, wanted, runs)
-    pause, paused = 1, 0
-    while not columns.whole:
-        found = None if paused else _look(shard, plan, columns.step)
+    reading = _Pending(span, wanted)
+    while not reading.whole:
+        found = shard.survey(reading.step)
         if found is not None:
-            pause = 1
-            if found.messages:
-                yield found
-            continue
-        if paused:
-            paused -= 1
-        else:
-            paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        rows, columns.whole = _look(shard, plan, bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)))
-        if rows:
-            yield rows
-            columns.at = rows[-1][LANE], rows[-1][SEQ]
+            yield found
 
 
-class _Columns:
-    """The position of a reading of columns, and its next step: lane by lane if lanes are deep, else across lanes.
+Member = tuple[LiveLane, LaneAtRest | None]
+"""A lane; and its row, if it is not loaded."""
+Chosen = list[tuple[bytes, list[tuple[int, int]]]]
+"""Families, with (seq, arrival number) of messages."""
+
+
+class _Pending:
+    """The position of a reading of pending messages, and its next step.
 
     Attributes:
-        at: the lane and seq after which the next step begins.
+        family, seq: the next step begins in this family of lanes, behind this seq.
         whole: there is nothing more.
     """
 
-    def __init__(self, shard: int, plan: Plan, segment: Segment, wanted: Collection[str], runs: Runs) -> None:
-        self.at = segment.after, NEVER
+    def __init__(self, span: Span, wanted: Collection[str]) -> None:
+        self.family, self.seq = span.begin, 0
         self.whole = False
-        self._deep = True
-        self._many_lanes: bool | None = None
-        self._shard = shard
-        self._bounds = segment.last, plan.newest, PACKED_STEP
-        self._wanted = wanted
-        self._runs = runs
-        self._by_lane = choose(SCAN.deep, wanted)
+        self._span = span
         self._packed = choose(SCAN.packed, wanted)
+        self._wanted = wanted
 
-    def step(self, db: apsw.Connection) -> PackedColumns | None:
-        """Read the next step. Return None if it has to be read as rows."""
-        if self._many_lanes is None:
-            totals = Totals.read(db)
-            # Empty lanes are walked over, too, so there must be few of them compared to the messages.
-            self._many_lanes = totals.pending < DEEP * totals.lanes
-        found = self._lanes(db) if self._deep and not self._many_lanes else self._messages(db)
-        if found is not None:
-            self._deep = packing.pays(len(found.depths), found.messages, DEEP)
-        return found
-
-    def _lanes(self, db: apsw.Connection) -> PackedColumns | None:
-        keys: list[bytes] = []
-        depths: list[int] = []
-        columns: list[list[Any]] = []
-        count, plain = 0, True
-        rows = db.execute(self._by_lane, (*self.at, *self._bounds))
-        try:
-            for lane, key, depth, first, tail, headed, tried, *values in rows:
-                plain = self._is_plain(depth, headed, tried, values[3])
-                if not plain:
-                    break
-                if key is not None:
-                    keys.append(key)
-                depths.append(depth)
-                columns.append(values)
-                count += depth
-                more = tail >= first + PACKED_STEP
-                self.at = lane, first + PACKED_STEP - 1 if more else NEVER
-                if more or count >= PACKED_STEP or not packing.pays(len(depths), count, DEEP):
-                    break
-            else:
-                self.whole = True
-        finally:
-            rows.close(True)
-        if not plain and not depths:
+    def step(self, lanes: ShardLanes) -> PackedColumns | list[Row] | None:
+        """Read the next step. None: it has no message."""
+        chosen: Chosen = []
+        tried: dict[int, int] = {}
+        room, newest = STEP, self._span.newest
+        self.whole = True
+        for n, (family, members) in enumerate(self._families(lanes)):
+            if room <= 0:
+                break
+            if family != self.family:
+                self.family, self.seq = family, 0
+            if n == LANES_STEP:
+                self.whole = False
+                break
+            found = sorted(chain.from_iterable(_unresolved(lanes, lane, row, self.seq, room) for lane, row in members))[:room]
+            if not found:
+                continue
+            self.seq = found[-1][0]
+            some = [one for one in found if one[1] <= newest]
+            if some:
+                chosen.append((family, some))
+                room -= len(some)
+                for lane, _ in members:
+                    if lane.rare is not None:
+                        tried |= {i: starts for i, (starts, _, _) in lane.rare.tried.items() if starts}
+        if room <= 0:
+            self.whole = False  # the last family may have more
+        if not chosen:
             return None
-        *texts, bodies = zip(*columns, strict=True) if columns else ((),) * 5
-        seqs, ids, sent_at, sizes = (",".join(text) if None not in text else "" for text in texts)
-        return PackedColumns(self._shard, count, keys, depths, seqs, ids, sent_at, sizes, b"".join(filter(None, bodies)))
+        if "body" in self._wanted or "headers" in self._wanted:
+            self._cut(lanes, chosen)
+        ids = [i for _, some in chosen for _, i in some]
+        if "attempts" not in self._wanted or not tried.keys() & set(ids):
+            packed = self._columns(lanes, chosen, ids)
+            if packed is not None:
+                return packed
+        return self._rows(lanes, ids, tried)
 
-    def _messages(self, db: apsw.Connection) -> PackedColumns | None:
-        found: Any = db.execute(self._packed, (*self.at, *self._bounds)).get
-        headed, tried, lane_text, seqs, ids, sent_at, sizes, bodies = found
-        if lane_text is None:
-            self.whole = True
-            return PackedColumns(self._shard, 0, [], [], "", "", "", "", b"")
-        count = lane_text.count(",") + 1
-        if not self._is_plain(count, headed, tried, sizes):
-            return None
-        lanes, depths = self._runs(lane_text, count)
-        if any(lane >= following for lane, following in pairwise(lanes)):
-            raise StoreCorrupt("messages that were read column by column are out of order", shard=self._shard)
-        keys: list[Any] = []
-        if "key" in self._wanted:
-            keys = [key for (key,) in db.executemany(SCAN.key, [(lane,) for lane in lanes])]
-        self.at, self.whole = (lanes[-1], int(seqs[seqs.rfind(",") + 1 :])), count < PACKED_STEP
-        return PackedColumns(self._shard, count, keys, depths, seqs, ids or "", sent_at or "", sizes or "", bodies or b"")
+    def _families(self, lanes: ShardLanes) -> Iterator[tuple[bytes, list[Member]]]:
+        """Yield families of lanes, from the position on. Some are empty."""
+        loaded = lanes.memory.lanes
+        span = self._span
+        if span.keys:
+            keys = [key for key in span.keys if key >= self.family]
+            at_rest = {row.key: row for row in lanes.rows.load(key for key in keys if key not in loaded)}
+            found = ((key, at_rest.get(key)) for key in keys if key in loaded or key in at_rest)
+        else:
+            own = sorted(key for key in loaded if self.family <= key < span.end)
+            found = merge(((key, None) for key in own), self._at_rest(lanes), key=_key_of)
+        for family, some in groupby(found, lambda one: _family(one[0])):
+            yield family, [_member(lanes, key, row) for key, row in some]
 
-    def _is_plain(self, count: int, headed: int | None, tried: int | None, sizes: str | None) -> bool:
-        """Return whether columns suffice for this many messages. If a body is stored out of line, there are fewer sizes."""
-        if headed or tried:
-            return False
-        return "body" not in self._wanted or (sizes is not None and sizes.count(",") + 1 == count)
+    def _at_rest(self, lanes: ShardLanes) -> Iterator[tuple[bytes, LaneAtRest | None]]:
+        """Yield the rows of lanes that are not loaded, in order."""
+        loaded = lanes.memory.lanes
+        after, at_least = self.family, 1
+        while keys := lanes.run(SCAN.keys, (after, at_least, self._span.end, ROWS_TOGETHER)).fetchall():
+            after, at_least = keys[-1][0], 0
+            for row in lanes.rows.load(key for (key,) in keys if key not in loaded):
+                yield row.key, row
 
-
-def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
-    """Yield the dead letters of a segment in the same way, followed by kind, reason and time of death."""
-    return _walk(shard, SCAN.dead, plan, segment)
-
-
-def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
-    lane, seq = segment.after, NEVER
-    while True:
-        rows, whole = _look(shard, plan, bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)))
-        if rows:
-            yield rows
-            lane, seq = rows[-1][LANE], rows[-1][SEQ]
-        if whole:
+    def _cut(self, lanes: ShardLanes, chosen: Chosen) -> None:
+        """Drop what would make the step too large, but not its first message, and set the position back."""
+        sizes = lanes.log.sizes([i for _, some in chosen for _, i in some])
+        if sum(sizes) <= STEP_BYTES:
             return
+        left, each = STEP_BYTES, iter(sizes)
+        for n, (family, some) in enumerate(chosen):
+            for at in range(len(some)):
+                left -= next(each)
+                if left < 0 and (n or at):
+                    last = some[at - 1][0] if at else 0
+                    chosen[n:] = [(family, some[:at])] if at else []
+                    self.family, self.seq, self.whole = family, last, False
+                    return
+
+    def _columns(self, lanes: ShardLanes, chosen: Chosen, ids: list[int]) -> PackedColumns | None:
+        """Return messages as columns. None: they have headers, which are wanted."""
+        found = columns.of(lanes, ids, self._packed)
+        if found is None:
+            return None
+        keys = [family for family, _ in chosen] if "key" in self._wanted else []
+        return PackedColumns(lanes.shard, len(ids), keys, [len(some) for _, some in chosen], *found)
+
+    def _rows(self, lanes: ShardLanes, ids: list[int], tried: dict[int, int]) -> list[Row]:
+        messages = lanes.whole(ids)
+        if len(messages) != len(ids):
+            raise _missing(lanes)
+        return [message_opts.row_of(message := messages[i], message[M_KEY], tried.get(i, 0), 0, lanes.shard) for i in ids]
 
 
-def _look(shard: Shard, plan: Plan, step: Callable[[apsw.Connection], T]) -> T:
-    """Run a step of a plan in a read transaction.
-
-    Raises:
-        StoreError: the plan needs the logs of hot lanes, and another process has changed them since.
-    """
-    if plan.as_of == COLD:
-        return shard.look(step, hot=False)
-
-    def unchanged(db: apsw.Connection) -> T:
-        if newest_of(db) != plan.as_of:
-            raise StoreError(
-                "its newest messages are in the logs of hot lanes, which changed while they were read",
-                shard=shard.number,
-                hint=hints.OPEN_WRITABLE,
-            )
-        return step(db)
-
-    return shard.look(unchanged, hot=True)
+def _key_of(one: tuple[bytes, LaneAtRest | None]) -> bytes:
+    return one[0]
 
 
-def _step(db: apsw.Connection, statement: str, values: tuple[int, ...]) -> tuple[list[Row], bool]:
-    """Return rows with their bodies, fewer if those are large, and whether there are no more."""
-    found: list[Row] = db.execute(statement, values).fetchall()
-    rows = _with_bodies(db, found)
-    return rows, len(rows) == len(found) < values[-1]
+def _family(key: bytes) -> bytes:
+    """Return the key of the lane that a lane's messages were sent to."""
+    return key.split(ASIDE)[0] if is_keyless(key) else key
 
 
-def _with_bodies(db: apsw.Connection, rows: list[Row]) -> list[Row]:
-    """Fetch the bodies that are stored out of line, up to the limit of one step."""
-    if all(row[BODY] is not None for row in rows):
-        return rows
-    out: list[Row] = []
-    size = 0
-    for row in rows:
-        if row[BODY] is None:
-            data: Any = db.execute(CLAIM.body, (row[ID],)).get
-            row = (*row[:BODY], data, *row[BODY + 1 :])
-        out.append(row)
-        size += len(row[BODY])
-        if size > STEP_BYTES:
-            break
-    return out
+def _member(lanes: ShardLanes, key: bytes, row: LaneAtRest | None) -> Member:
+    if row is None:
+        lane = lanes.memory.lanes[key]
+        if lane.rest:
+            lanes.loader.fill(lane)
+        return lanes.memory.lanes[key], None
+    lane = LiveLane(key, row.tail)
+    lane.first = row.first
+    lane.deep = row.tail - row.first + 1
+    if row.opts is not None:
+        try:
+            lane.adopt_opts(row.opts)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise StoreCorrupt(f"the row of lane {key!r} is invalid: {e}", shard=lanes.shard, cause=e) from e
+    return lane, row
 
 
-def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
-    """Yield one keyless lane, and what left it since the plan. Each step has one range of arrivals, wherever they are now."""
-    seq, seen = 0, 0
-
-    def step(db: apsw.Connection) -> tuple[list[Row], list[Row], bool]:
-        key: Any = db.execute(SCAN.key, (lane,)).get
-        if key is None:
-            return [], [], True
-        rows, whole = _step(db, SCAN.messages, (lane, seq, lane, plan.newest, STEP))
-        upto = plan.newest if whole else rows[-1][ID]
-        moved: list[Row] = db.execute(
-            SCAN.set_aside, (key + ASIDE, key + bytes([ASIDE[0] + 1]), plan.last_lane, seen, upto)
-        ).fetchall()
-        parent = [(*row[:KEY], key, lane, *row[LANE + 1 :]) for row in moved]
-        return rows, [_with_bodies(db, [row])[0] for row in parent], whole
-
-    whole = False
-    while not whole:
-        rows, moved, whole = _look(shard, plan, step)
-        if rows or moved:
-            yield sorted(rows + moved, key=itemgetter(ID)) if moved else rows
-        if rows:
-            seq, seen = rows[-1][SEQ], rows[-1][ID]
-
-
-def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
-    """Plan to read what is pending (or dead) of these keys now: one task, with a segment for each key's lane."""
-    totals = Totals.read(db)
-    found = [db.execute(LANES.by_key, (key,)).get for key in keys]
-    segments = tuple(Segment(lane - 1, lane) for lane in sorted(lane for lane in found if lane is not None))
-    return Plan(totals.last_id, totals.last_lane, (segments,) if segments else ())
-
-
-def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
-    """Run `plan` in a short read transaction. Pending messages are then in the tables until resolved, unless the plan is hot."""
-    return _planned_by(shard, lambda db: plan(db, dead=dead, per_task=per_task), dead=dead)
-
-
-def _planned_by(shard: Shard, look: Callable[[apsw.Connection], Plan], *, dead: bool) -> Plan:
-    """Move hot lanes to the tables before the plan. If the queue is open read-only, let the readers look into their logs."""
-    if dead or not shard.read_only:
-        if not dead:
-            shard.cool()
-        return shard.look(look, hot=False)
-
-    def with_logs(db: apsw.Connection) -> Plan:
-        found = look(db)
-        is_hot = db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get
-        return attrs.evolve(found, as_of=newest_of(db)) if is_hot else found
-
-    return shard.look(with_logs, hot=True)
-
-
-def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
-    """Return a plan as ranges for readers, one for each task.
+def _unresolved(lanes: ShardLanes, lane: LiveLane, row: LaneAtRest | None, after: int, most: int) -> list[tuple[int, int]]:
+    """Return (seq, arrival number) of a lane's unresolved messages behind a seq, ascending. At most `most`, or all that are left.
 
     Args:
-        keys: only the messages of these keys of the shard; None: all.
+        row: its row, if it is not loaded.
     """
-    if keys is None:
-        found = plan_shard(shard, dead=dead, per_task=per_task)
-    else:
-        found = _planned_by(shard, bound(plan_keys, keys), dead=dead)
-    return [
-        MessageRange(
-            shard.number,
-            dead,
-            (found.newest, found.last_lane, *found.as_of, *(n for s in task for n in (s.after, s.last, int(s.keyless)))),
-        )
-        for task in found.tasks
-    ]
+    window, rare, holes = lane.ids or [], lane.rare, lane.holes or ()
+    back = rare.back if rare is not None else {}
+    begin = max(0, after + 1 - lane.first)
+    found = [(seq, i) for seq, i in enumerate(window[begin:], lane.first + begin) if i]
+    seq, end = max(lane.first + len(window), after + 1), lane.first + len(window) + lane.deep
+    while len(found) < most and seq < end:
+        if row is None:
+            row = lanes.rows.row(lane.key)
+        ids = lanes.rows.window(row, seq, min(most, end - seq))[: end - seq]
+        if not ids:
+            raise StoreCorrupt(f"the row of lane {lane.key!r} lacks seq {seq}", shard=lanes.shard)
+        found += [(at, arrival) for at, i in enumerate(ids, seq) if (arrival := back.get(at, i)) and at not in holes]
+        seq += len(ids)
+    if seq >= end and lane.new:
+        found += [(at, i) for at, i in enumerate(lane.new, lane.tail - len(lane.new) + 1) if i and at > after]
+    if rare is not None and (rare.front or rare.waiting):
+        found = sorted([*found, *(one for one in (*rare.front, *rare.waiting) if one[0] > after)])
+    return found[:most]
 
 
-def planned(part: MessageRange) -> tuple[Plan, list[Segment]]:
-    """Return the plan and the segments of a range.
-
-    Raises:
-        InvalidArgument: it is not a range of `ranges`.
-    """
-    if len(part.place) < 5 or len(part.place) % 3 != 2:
-        raise InvalidArgument("this is no range of messages that a queue has planned")
-    newest, last_lane, seen, top, gate, *numbers = part.place
-    segments = [Segment(after, last, bool(keyless)) for after, last, keyless in zip(*[iter(numbers)] * 3, strict=True)]
-    return Plan(newest, last_lane, (), (seen, top, gate)), segments
+def _missing(lanes: ShardLanes) -> StoreCorrupt:
+    return StoreCorrupt("an unresolved message has no row in `message`", shard=lanes.shard)
 
 
-def read(shard: Shard, part: MessageRange, wanted: Collection[str], runs: Runs) -> Iterator[PackedColumns | list[Row]]:
-    """Yield the messages of a range that still exist, in steps."""
-    plan, segments = planned(part)
-    for segment in segments:
-        yield from dead(shard, plan, segment) if part.dead else columns(shard, plan, segment, wanted, runs)
+# ---- dead letters
+
+
+def _dead(shard: Shard, span: Span) -> Iterator[list[Row]]:
+    """Yield dead letters in steps, as rows followed by kind, reason and time of death."""
+    spans = [(key, key + b"\0") for key in span.keys] or [(span.begin, span.end)]
+    for begin, end in spans:
+        at: tuple[bytes, int] | None = (begin, 0)
+        while at is not None:
+            rows, at = shard.look(bound(_some_dead, at, end, span.newest, shard.number))
+            if rows:
+                yield rows
+
+
+def _some_dead(
+    db: apsw.Connection, at: tuple[bytes, int], end: bytes, newest: int, shard: int
+) -> tuple[list[Row], tuple[bytes, int] | None]:
+    """Return the next dead letters, and the position behind them. None: there are no more."""
+    rows: list[Row] = []
+    left = STEP_BYTES
+    cursor = db.execute(SCAN.dead, (*at, end, newest, STEP))
+    try:
+        for key, i, seq, sent_at, opts, body, attempts, *died in cursor:
+            message: MessageRow = (i, key, seq, sent_at, None, None, opts, body)
+            rows.append((*message_opts.row_of(message, key, attempts, 0, shard), *died))
+            at = key, i
+            left -= len(body)
+            if left < 0:
+                return rows, at
+    finally:
+        cursor.close()
+    return rows, at if len(rows) == STEP else None

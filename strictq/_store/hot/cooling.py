@@ -14,7 +14,7 @@ from typing import Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
-from ..lanes.leases import ID
+from ..onelane.leases import ID
 from .journal import COOL, ENTRY_HI, ENTRY_ID, encoded_keys
 from .lane import DONE_LOW, HotLane
 from .memory import Memory

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ..commit.tx import NEVER
 from ..lanes import resolution
-from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
+from ..onelane.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
 _SEQ_BITS: Final = 64
 _SEQ_MASK: Final = (1 << _SEQ_BITS) - 1

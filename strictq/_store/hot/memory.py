@@ -25,13 +25,13 @@ from ..._errors import StoreCorrupt
 from ..._sql import HOT, LANES
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..disk.stored import present
-from ..lanes.leases import EXPIRES, ID, KEY, SENT_AT, SEQ, Row
+from ..onelane.leases import EXPIRES, ID, KEY, SENT_AT, SEQ, Row
 from .journal import ACK, CLAIM, COOL, ENTRY_ID, EXTEND, ID_BYTES, RELEASE, START, Entry, decoded_keys
 from .lane import NO_ROWS, Claim, HotLane, HotLease
 from .order import ReadyOrder
 
 if TYPE_CHECKING:
-    from ..lanes.messages import Item
+    from ..onelane.messages import Item
 
 _ID_OF: Final = itemgetter(ID)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from ..lanes.leases import BODY, ID, Row
+from ..onelane.leases import BODY, ID, Row
 from .lane import HotLane
 
 

@@ -18,7 +18,8 @@ from ..._sql import LANES, SEND, SETTLE, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..disk.stored import present
 from ..hot import cooling
-from . import failures, history, retries
+from ..onelane import failures, retries
+from . import history
 
 REVIVE_STEP: Final = 500
 """The number of waiting redrives that one transaction puts back."""

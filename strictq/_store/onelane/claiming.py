@@ -17,10 +17,9 @@ from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
 from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
-from ..lanes import retries
-from ..lanes.leases import SUSPECT, Claimed, Request, Row
 from ..tables import resting, trouble
-from . import ending, expiring, history
+from . import ending, expiring, history, retries
+from .leases import SUSPECT, Claimed, Request, Row
 from .loading import NeedsTransactionError
 from .message_opts import row_of
 

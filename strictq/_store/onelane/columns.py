@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
 from ..._errors import StoreCorrupt
-from ..._sql import LANE_SCAN, choose
-from ..bulk.columns import PackedColumns
-from ..bulk.packing import Piece
-from ..lanes.leases import Claimed, Held
+from ..._sql import SCAN, choose
 from . import claiming
+from .leases import Claimed
 
 if TYPE_CHECKING:
     from ..lane.memory import Group
@@ -26,17 +24,43 @@ STEP: Final = 5_000
 """The number of messages that are packed together. A lane with more comes in pieces of its own."""
 STEP_BYTES: Final = 8 * 1024 * 1024
 """If their bodies have more bytes, rows are made instead, because a block of them would be too large."""
-ALL: Final = choose(LANE_SCAN.packed, {"headers", "id", "sent_at", "body"})
+ALL: Final = choose(SCAN.packed, {"headers", "id", "sent_at", "body"})
 
 Columns = tuple[str, str, str, str, bytes]
 """seqs, ids, sent_at, sizes, bodies: as in PackedColumns."""
+
+
+class PackedColumns(NamedTuple):
+    """Messages as SQLite packed them. If headers or attempts are wanted, these messages have none.
+
+    Unwanted columns are empty.
+
+    Attributes:
+        messages: their number.
+        keys: stored ones, of the lanes in their order.
+        depths: the number of messages of each lane.
+        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas.
+        bodies: concatenated, with the lengths in `sizes`.
+        fresh: the first of them is the first one of its lane. Otherwise the columns before these begin with its first.
+    """
+
+    shard: int
+    messages: int
+    keys: list[bytes]
+    depths: Sequence[int]
+    seqs: str
+    ids: str
+    sent_at: str
+    sizes: str
+    bodies: bytes
+    fresh: bool = True
 
 
 def of(store: ShardLanes, arrivals: Sequence[int], statement: str = ALL) -> Columns | None:
     """Return the columns of messages, in their order. None: one of them has options, which are wanted.
 
     Args:
-        statement: LANE_SCAN.packed, with the wanted columns.
+        statement: SCAN.packed, with the wanted columns.
     Raises:
         StoreCorrupt: one of them has no row.
     """
@@ -50,64 +74,33 @@ def of(store: ShardLanes, arrivals: Sequence[int], statement: str = ALL) -> Colu
 def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     """Add the messages of the lanes that a claim takes: as columns where they permit it, else as rows."""
     as_rows: list[Group] = []
-    held: list[Held] = []
     some: list[Group] = []
-    messages = n = 0
-
-    def together() -> None:
-        nonlocal some, n, messages
-        if some and not (n <= STEP and _add_columns(store, out, some)):
-            as_rows.extend(some)
-        elif some:
-            messages += n
-        some, n = [], 0
-
+    n = 0
     for group in groups:
         lane, ids = group
         if lane.rare is not None and lane.rare.tried:
             as_rows.append(group)
-        elif len(ids) > STEP:
-            if (pieces := _pieces(store, group)) is None:
-                as_rows.append(group)
-            else:
-                deep = Held(0, lane.key, store.memory.new_token(), out.deadline, ())
-                deep.pieces = pieces
-                held.append(deep)
-                messages += len(ids)
-        else:
-            if n + len(ids) > STEP:
-                together()
-            some.append(group)
-            n += len(ids)
-    together()
+            continue
+        if n + len(ids) > STEP:
+            as_rows += _add_columns(store, out, some)
+            some, n = [], 0
+        some.append(group)
+        n += len(ids)
+    as_rows += _add_columns(store, out, some)
     claiming.fill(store, out, as_rows)
-    for deep in held:
-        out.add(deep)
-    out.messages += messages
-    out.all_hot = out.all_hot and not out.columns
+    out.messages += sum(columns.messages for columns in out.columns)
 
 
-def _add_columns(store: ShardLanes, out: Claimed, groups: list[Group]) -> bool:
-    """Add whole lanes as columns. Return False if they must be rows."""
+def _add_columns(store: ShardLanes, out: Claimed, groups: list[Group]) -> list[Group]:
+    """Add whole lanes as columns: some lanes together, or a deep lane STEP messages at a time. Return those that must be rows."""
     ids = [i for _, some in groups for i in some]
-    found = of(store, ids)
-    if found is None or len(found[-1]) > STEP_BYTES:
-        return False
-    keys, depths = [lane.key for lane, _ in groups], [len(some) for _, some in groups]
-    out.columns.append(PackedColumns(store.shard, len(ids), keys, depths, *found))
-    return True
-
-
-def _pieces(store: ShardLanes, group: Group) -> list[Piece] | None:
-    """Return a deep lane in pieces. None: it must be rows."""
-    lane, ids = group
-    pieces: list[Piece] = []
+    made: list[PackedColumns] = []
     for at in range(0, len(ids), STEP):
-        some = ids[at : at + STEP]
-        found = of(store, some)
+        found = of(store, ids[at : at + STEP])
         if found is None or len(found[-1]) > STEP_BYTES:
-            return None
-        seqs = found[0]
-        lo, hi = int(seqs.partition(",")[0]), int(seqs[seqs.rfind(",") + 1 :])
-        pieces.append(Piece(0, 0, 0, lane.key, lane.tail, 0, *found, len(some), lo, hi, some[-1]))
-    return pieces
+            return groups
+        n = min(STEP, len(ids) - at)
+        depths = [n] if len(groups) == 1 else [len(some) for _, some in groups]
+        made.append(PackedColumns(store.shard, n, [lane.key for lane, _ in groups], depths, *found, fresh=not at))
+    out.columns += made
+    return []

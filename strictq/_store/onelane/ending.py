@@ -13,9 +13,8 @@ from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
-from ..lanes import retries
 from ..tables import dead, trouble
-from . import history, parking
+from . import history, parking, retries
 
 
 def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:

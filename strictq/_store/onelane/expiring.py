@@ -15,8 +15,8 @@ from ..lane import entries as kinds
 from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lane.memory import Group
-from ..lanes import failures
 from ..tables import resting, trouble
+from . import failures
 
 if TYPE_CHECKING:
     from .shard_lanes import ShardLanes
@@ -94,7 +94,9 @@ def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
     Args:
         single: no two messages were ever running together in the process.
     """
-    store, wanted = _store(tx), set(tokens)
+    if not tokens:
+        return
+    store, wanted = tx.lanes, set(tokens)
     rested = store.run(LANE_OPERATE.leased_by, (apsw.carray(array("q", tokens)),)).fetchall()
     store.loader.fill_heads([key for (key,) in rested])
     lanes = [lane for lane in store.memory.lanes.values() if lane.grant is not None and lane.grant.token in wanted]

@@ -10,8 +10,8 @@ import json
 
 from ..._errors import StoreCorrupt
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_ID, M_OPTS, M_SENT_AT, M_SEQ, MessageRow
-from ..lanes.leases import Row
-from ..lanes.messages import Options
+from .leases import Row
+from .messages import Options
 
 Opts = tuple[str | None, float | None, float | None, float | None]
 """Headers as JSON, size_hint, prepare_seconds, process_seconds."""

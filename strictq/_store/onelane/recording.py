@@ -15,8 +15,8 @@ from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LiveLane
-from ..lanes.leases import Claimed, Request
 from . import claiming, columns, ending, history
+from .leases import Claimed, Request
 from .shard_lanes import ShardLanes
 
 T = TypeVar("T")

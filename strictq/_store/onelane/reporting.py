@@ -15,12 +15,11 @@ from ..._keys import decode_key
 from ..._sql import HANDOUT, LANE_LOOKS
 from ..._stats import ShardStats
 from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
-from ..lanes import failures
-from ..lanes.retries import span
 from ..topology import Range
-from . import counting, looking
+from . import counting, failures, looking
 from .headers import headers as stored_headers
 from .looking import LaneView
+from .retries import span
 from .shard_lanes import ShardLanes
 
 if TYPE_CHECKING:

@@ -10,13 +10,38 @@ from ..._keys import ASIDE, is_keyless
 from ..commit.tx import SECOND, Tx
 from ..lane.live_lane import LiveLane
 from ..lane.memory import BODY_BYTES_KEPT, M_BODY, MessageRow, ShardMemory
-from ..lanes.messages import Item, Sent, times_of
 from ..tables import dedup
 from . import forgetting, message_opts, parking
+from .messages import Item, Sent, require_valid, times_of
 from .shard_lanes import ShardLanes
 
 QUEUE_WIDE = b""
 """Stands for a key in the dedup ids of the whole queue. No lane has this key."""
+
+
+class Append:
+    """The sends of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_checked", "_elsewhere", "_items")
+
+    def __init__(self, items: Sequence[Item], checked: QueueConfig, elsewhere: int) -> None:
+        self._items = items
+        self._checked = checked
+        self._elsewhere = elsewhere
+
+    def __call__(self, tx: Tx) -> Sequence[Sent]:
+        if tx.config is not self._checked:
+            require_valid(self._items, tx.config)
+        return send(tx, self._items, depth_elsewhere=self._elsewhere)
+
+    def together(self, tx: Tx, others: list[Append]) -> list[Sequence[Sent]]:
+        """Append the messages of all of them in one pass."""
+        for each in others:
+            if tx.config is not each._checked:
+                require_valid(each._items, tx.config)
+        items = [item for each in others for item in each._items]
+        sent = iter(send(tx, items, depth_elsewhere=max(each._elsewhere for each in others)))
+        return [[next(sent) for _ in each._items] for each in others]
 
 
 def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:

@@ -16,11 +16,10 @@ from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
-from ..lanes import retries
-from ..lanes.failures import AttemptFailure, with_failure
-from ..lanes.leases import ID, KEY, Claimed, Lost, Row, Settlement
 from ..tables import trouble
-from . import ending, expiring, parking
+from . import ending, expiring, parking, retries
+from .failures import AttemptFailure, with_failure
+from .leases import ID, KEY, Claimed, Lost, Row, Settlement
 from .loading import NeedsTransactionError
 from .message_opts import row_of
 from .shard_lanes import ShardLanes
@@ -28,6 +27,71 @@ from .shard_lanes import ShardLanes
 T = TypeVar("T")
 RESOLVED = "the message is resolved or not of this lease"
 GIVES_BACK = (kinds.NACK, kinds.DEFER)
+
+
+class Ack:
+    """The acks of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: Sequence[Settlement]) -> None:
+        self._batches = batches
+
+    def __call__(self, tx: Tx) -> list[Lost]:
+        return ack(tx, self._batches)
+
+    def together(self, tx: Tx, others: list[Ack]) -> list[list[Lost]]:
+        """Ack the leases of all of them in one pass."""
+        found = iter(ack(tx, [batch for each in others for batch in each._batches]))
+        return [[next(found) for _ in each._batches] for each in others]
+
+
+class AckClaimed(Ack):
+    """The ack of everything that a claim leased."""
+
+    __slots__ = ("_claimed",)
+
+    def __init__(self, claimed: Claimed) -> None:
+        self._claimed = claimed
+
+    @property
+    def _batches(self) -> list[Settlement]:  # type: ignore[override]
+        return [held.all() for held in self._claimed.leases]
+
+    def __call__(self, tx: Tx) -> list[Lost]:
+        if tx.config.history == "off" and ack_claimed(tx, self._claimed):
+            return []
+        refused = ack(tx, self._batches)
+        return refused if any(refused) else []
+
+
+class Advance:
+    """What a worker commits together in one shard: acks, starts of the messages behind them, and other starts.
+
+    No lease occurs in it twice. A lane may: a worker that leased a lane again may not have noticed yet that it lost the earlier
+    lease.
+    """
+
+    __slots__ = ("_acks", "_starting")
+
+    def __init__(self, acks: Sequence[Settlement], starting: Sequence[Settlement]) -> None:
+        """Prepare the operation.
+
+        Args:
+            acks: one message of each lease; `Settlement.start` is the message that starts with it.
+            starting: a handler of these messages starts now.
+        """
+        self._acks = acks
+        self._starting = starting
+
+    def __call__(self, tx: Tx) -> dict[Settlement, LeaseLost]:
+        """Run it. Return the refused settlements, which changed nothing. The others took effect."""
+        refused: dict[Settlement, LeaseLost] = {}
+        for batch, found in zip(self._acks, ack(tx, self._acks), strict=True):
+            if found:
+                refused[batch] = next(iter(found.values()))
+        outcomes = zip(self._starting, start(tx, self._starting), strict=True)
+        return refused | {batch: error for batch, error in outcomes if error is not None}
 
 
 # ---- plans: what a live lease holds
@@ -206,19 +270,6 @@ def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
 def is_of_lease(lane: LiveLane, seq: int) -> bool:
     """Return whether a message is, or was, of the lane's live lease, and was not given back."""
     return lane.low <= seq <= lane.lease_end
-
-
-def advance(
-    tx: Tx, last: Sequence[tuple[Settlement, int, int]], heads: Sequence[Settlement], starting: Sequence[Settlement]
-) -> dict[Settlement, LeaseLost]:
-    """Ack messages of leases, start the messages behind them, and other starts. Return what was refused: see `Advance`."""
-    refused: dict[Settlement, LeaseLost] = {}
-    batches = [*heads, *(batch for batch, _, _ in last)]
-    for batch, found in zip(batches, ack(tx, batches), strict=True):
-        if found:
-            refused[batch] = next(iter(found.values()))
-    outcomes = zip(starting, start(tx, starting), strict=True)
-    return refused | {batch: error for batch, error in outcomes if error is not None}
 
 
 # ---- starts
@@ -507,6 +558,8 @@ def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int)
 
 def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> bool | None:
     """Ack messages with a single statement. Return whether a lane is ready now. None: that is not possible now."""
+    if not batches:
+        return None
     token = batches[0].token
     groups: list[Group] = []
     named: set[bytes] = set()

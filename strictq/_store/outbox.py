@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..._errors import ForwardPending, StoreCorrupt, StrictqError
-from ..._sql import OUTBOX
-from ..commit.calls import bound
-from ..commit.tx import Tx
-from ..shard import Shard
-from .messages import Item, Options, Sent, Times, times_of
-from .send import send
+from .._errors import ForwardPending, StoreCorrupt, StrictqError
+from .._sql import OUTBOX
+from .commit.calls import bound
+from .commit.tx import Tx
+from .onelane.messages import Item, Options, Sent, Times, times_of
+from .onelane.sending import send
+from .shard import Shard
 
 FORWARD_STEP: Final = 500
 

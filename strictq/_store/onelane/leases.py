@@ -8,11 +8,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._errors import LeaseLost
-from ..bulk import packing
 from . import history, retries
 
 if TYPE_CHECKING:
-    from ..bulk.columns import PackedColumns
+    from .columns import PackedColumns
 
 # Columns of a row from CLAIM.ready_messages and its kin.
 POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
@@ -60,10 +59,9 @@ class Held:
     Attributes:
         lane: 0 if unknown; the operation then finds it by the key. Only the store uses it.
         apart: arrival ids, by seq, of the bodies that are stored out of line.
-        pieces: its messages column by column. Then there are no rows.
     """
 
-    __slots__ = ("apart", "deadline", "key", "lane", "pieces", "rows", "token")
+    __slots__ = ("apart", "deadline", "key", "lane", "rows", "token")
 
     def __init__(self, lane: int, key: bytes, token: int, deadline: int, rows: Sequence[Row]) -> None:
         self.lane = lane
@@ -72,14 +70,13 @@ class Held:
         self.deadline = deadline
         self.rows = rows
         self.apart: Mapping[int, int] = _NONE
-        self.pieces: Sequence[packing.Piece] = ()
 
     @classmethod
     def of_handle(cls, key: bytes, token: int) -> Held:
         return cls(0, key, token, 0, ())
 
     def __len__(self) -> int:
-        return len(self.rows) or sum(piece.messages for piece in self.pieces)
+        return len(self.rows)
 
     def whole(self, seqs: range) -> Settlement:
         """Return a settlement of all its messages that its holder knows."""
@@ -151,7 +148,7 @@ class Claimed:
         hot: the messages of each lease of a hot lane. `leases` makes lease objects of them on demand.
         ids: their arrival numbers.
         all_hot: whether these are all of its leases, with their bodies.
-        columns: messages of lanes that have few. They are leased as a whole, without an object for each lane.
+        columns: messages column by column, leased without an object for each lane. Only a batch that is recorded has them.
     """
 
     __slots__ = (
@@ -182,14 +179,9 @@ class Claimed:
             self._leases, self._made = [*self._leases, *rest], len(some)  # same result in any thread
         return self._leases
 
-    def add(self, held: Held) -> None:
-        """Add the lease of a lane that is not hot."""
-        self.leases.append(held)
-        self.all_hot = False
-
     def keep(self, leases: list[Held]) -> None:
         """Drop all leases except these."""
-        self.hot, self._made, self._leases, self.all_hot = [], 0, leases, False
+        self.hot, self._made, self._leases = [held.rows for held in leases], len(leases), leases
         self.messages = sum(map(len, leases))
 
 
