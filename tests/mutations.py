@@ -30,11 +30,8 @@ TIMEOUT_SECONDS = 600.0
 POWER = ("tests/power",)
 UNSYNCED = ("tests/power/test_receiving.py",)
 NOTHING = "pass"
-HOT_LANES = ("tests/store/test_hot.py",)
-FOLDS = ("tests/store/test_folds.py",)
 AHEAD = ("tests/unit/test_handouts_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
-LOOKS = ("tests/store/test_looks.py",)
 MIGRATING = ("tests/store/test_migrating.py",)
 WALK = ("tests/store/test_lane_walk.py",)
 SHARD_LANES = ("tests/store/test_shard_lanes.py",)
@@ -114,126 +111,6 @@ MUTATIONS = [
         "        return True\n",
         *DIRECT,
     ),
-    # Hot lanes: memory is what the logs say.
-    _store(
-        "memory is compared with the logs",
-        "hot/memory.py",
-        "        if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):\n",
-        "        if totals is None or self.unsure or newest[2] != self.gate:\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "what another process wrote to the tables is noticed",
-        "hot/memory.py",
-        "        if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):\n",
-        "        if totals is None or self.unsure or newest[:2] != (self.seen, self.top):\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "tails are forgotten where another process wrote rows of lanes",
-        "hot/memory.py",
-        "        self.tails.clear()\n",
-        "",
-        *HOT_LANES,
-    ),
-    _store(
-        "a tail is forgotten when its lane becomes hot again",
-        "hot/memory.py",
-        "        self.tails.pop(key, None)\n",
-        "",
-        *HOT_LANES,
-    ),
-    _store(
-        "a tail is forgotten before its lane changes",
-        "hot/cooling.py",
-        "        hot.tails.pop(key, None)\n",
-        "",
-        *HOT_LANES,
-    ),
-    _store(
-        "rows that were cut before a memory had any are missed",
-        "hot/memory.py",
-        "        knows = self.seen or self.top\n",
-        "        knows = self.seen\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "rows of another process's journal are counted as they are read",
-        "hot/memory.py",
-        "            self._count(entry)\n",
-        "            pass\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "a look at one lane reads what other processes wrote",
-        "hot/memory.py",
-        "        self._follow(db)\n        lane = self.lanes.get(key)\n",
-        "        lane = self.lanes.get(key)\n",
-        *LOOKS,
-    ),
-    _store(
-        "hot lanes are looked up again once rows were deleted",
-        "hot/memory.py",
-        "        if before is None or created is None or totals.lanes - before[1] != len(created):\n",
-        "        if before is None:\n",
-        *LOOKS,
-    ),
-    _store(
-        "rows that were created for hot lanes are noticed",
-        "hot/memory.py",
-        "            if (known := self.lanes.get(key)) is not None and known.rowless:\n",
-        "            if (known := self.lanes.get(key)) is not None and known.gone:\n",
-        *LOOKS,
-    ),
-    _store(
-        "a released message counts as one without an attempt",
-        "hot/memory.py",
-        "                self._fresh = min(self._fresh, bisect_left(self.ids, lane.rows[0][ID]))\n",
-        "",
-        *LOOKS,
-    ),
-    _store(
-        "leased messages that cool are not counted twice",
-        "hot/memory.py",
-        "        if lane.lease is not None:\n            self._leased -= lane.lease.pending\n        if lane.rowless",
-        "        if lane.rowless",
-        *LOOKS,
-    ),
-    _store(
-        "a lane whose last acks are cut has them in its row",
-        "hot/cooling.py",
-        "        tx.many(HOT.write_acks, [lane.acks_row(lane.number) for lane in known])\n",
-        "",
-        *HOT_LANES,
-    ),
-    _store(
-        "memory is thrown away unless the COMMIT succeeded",
-        "hot/memory.py",
-        "        if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):\n            self._clear()\n",
-        "        if seen < self.seen:\n            self._clear()\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "the logs are read in the order in which they were written",
-        "hot/memory.py",
-        "                following = bisect_right(arrivals, before, at_row, key=_ID_OF)\n",
-        "                following = len(arrivals)\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "a lane keeps its lease while it is folded",
-        "hot/lane.py",
-        "            low = self.lease.low\n",
-        "            pass\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "a hole in the journal is noticed",
-        "hot/memory.py",
-        "            if self.seen and id_ != self.seen + 1:\n",
-        "            if False:\n",
-        *HOT_LANES,
-    ),
     _store(
         "a hole in the journal of format 2 is noticed",
         "migrating/logs.py",
@@ -256,41 +133,6 @@ MUTATIONS = [
         *MIGRATING,
     ),
     _store(
-        "what was folded does not count twice",
-        "hot/memory.py",
-        "        self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get\n",
-        "",
-        *HOT_LANES,
-    ),
-    _store(
-        "a lane that cooled since its fold began is not cooled again",
-        "hot/cooling.py",
-        "        if not lane.gone and lane.low <= hot.sweep_to:\n",
-        "        if lane.low <= hot.sweep_to:\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "a lane that another process leased is skipped in the order",
-        "hot/order.py",
-        "waiting[0][ID] != arrival or lane.lease is not None or lane.gone",
-        "waiting[0][ID] != arrival or lane.gone",
-        *HOT_LANES,
-    ),
-    _store(
-        "a lane that cools is named in the journal",
-        "hot/cooling.py",
-        "    keys = [lane.key for lane in leaving if lane.touched > upto]\n",
-        "    keys: list[bytes] = []\n",
-        *HOT_LANES,
-    ),
-    _store(
-        "the journal is not cut before its messages",
-        "hot/cooling.py",
-        "        while len(hot.events) > 1 and hot.events[0][ENTRY_HI] <= upto:\n",
-        "        while len(hot.events) > 1:\n",
-        *HOT_LANES,
-    ),
-    _store(
         "a forced settlement ends the lease",
         "onelane/operating.py",
         "    if grant is not None and grant.deadline != NEVER and lane.holds([arrival]):\n",
@@ -303,48 +145,6 @@ MUTATIONS = [
         "bytes_max = max(VALUE_BYTES_MAX, self._body_bytes_max() + _ROW_BYTES)",
         "bytes_max = -1",
         "tests/store/test_program.py::test_a_value_of_a_programs_sql_is_bounded",
-    ),
-    _store(
-        "the journal names a lease by its last message",
-        "hot/lane.py",
-        "self.rows[self.lease.pending - 1][ID]",
-        "self.rows[0][ID]",
-        "tests/store/test_hot.py",
-    ),
-    _store(
-        "a later claim ends a lease whose release names a message that was cut",
-        "hot/memory.py",
-        "lane.lease is not None and lane.lease.claim.token != self._torn.get(lane)",
-        "lane.lease is not None",
-        *FOLDS,
-    ),
-    _store(
-        "check() permits a later claim after a release that names a message that was cut",
-        "hot/audit.py",
-        "(held and not lane.torn)",
-        "held",
-        *FOLDS,
-    ),
-    _store(
-        "an ack under a later token ends a lease whose release names a message that was cut",
-        "hot/memory.py",
-        "                if acked is not None and acked > token:\n                    self.release([lane])\n",
-        "                pass\n",
-        *FOLDS,
-    ),
-    _store(
-        "a lease whose claim also named messages that were cut goes on",
-        "hot/memory.py",
-        "if acked is not None and acked > token:",
-        "if True:",
-        *FOLDS,
-    ),
-    _store(
-        "the last ack that is cut is known by its time, too",
-        "hot/memory.py",
-        "lane.done, lane.active_at = None, 0",
-        "lane.done = None",
-        *FOLDS,
     ),
     # What reaches the disk, and when.
     _store(

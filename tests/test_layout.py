@@ -221,13 +221,8 @@ def test_the_reader_of_format_2_needs_nothing_that_works_with_it(path: Path) -> 
 
 
 # The floors of the store of format 3, top first. A package may import its own modules and those of the packages named here.
-VALUES = {f"lanes.{name}" for name in ("history", "merging")} | {
-    "bulk.columns",
-    "bulk.packing",
-}
-"""Modules with values and texts that both formats have."""
 FLOORS = {
-    "onelane": {"log", "tables", "lane", "commit", "disk"},
+    "onelane": {"log", "tables", "lane", "commit", "disk", "topology"},
     "tables": {"log", "lane"},
     "log": {"lane"},
     "lane": set(),
@@ -240,8 +235,6 @@ def test_the_floors_of_a_shard_point_down(path: Path) -> None:
     for line, name in imports(path):
         if name.startswith("strictq._store."):
             other = name.split(".")[2]
-            if here == "onelane" and ".".join(name.split(".")[2:4]) in VALUES:
-                continue
             assert other == here or other in FLOORS[here], f"{path}:{line}: {here} must not import {other}"
         if here == "lane":
             assert not name.startswith(("apsw", "strictq._sql")), f"{path}:{line}: the rules of a lane know no SQL"
