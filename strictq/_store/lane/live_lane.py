@@ -273,7 +273,10 @@ class LiveLane:
         window, n = self.ids, len(ids)
         removed = 0
         if window is not None and window[:n] == ids:
-            del window[:n]
+            if n == len(window):
+                self.ids = None  # not emptied: `ids` may be the same list
+            else:
+                del window[:n]
             self.first += n
             self.held = self.held - n if self.held > n else 0
             removed = n

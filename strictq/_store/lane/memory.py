@@ -10,8 +10,9 @@ memory anew: an interrupt, or a failed statement, may have left a part of a chan
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ Group = tuple[LiveLane, list[int]]
 """A lane, and its messages that an entry names."""
 _ID_OF: Final = itemgetter(M_ID)
 _POSITION: Final = itemgetter(1)
+_run_all: Final = deque[Any](maxlen=0).extend
+"""Exhausts an iterator, without a step of Python for each element."""
 
 
 @attrs.define
@@ -351,10 +354,12 @@ class ShardMemory:
         for lane, ids in groups:
             if lane.grant is not None:
                 raise ValueError(f"lane {lane.key!r} is leased twice")
-            if lane.rare is None and len(ids) == 1 and lane.ids is not None and lane.ids[0] == ids[0]:
-                first = lane.first
-                lane.grant, lane.held, lane.low, lane.listed = grant, 1, first, 0
-                lane.started = first if charged else first - 1
+            window, n = lane.ids, len(ids)
+            if lane.rare is None and window is not None and window[0] == ids[0] and window[n - 1] == ids[-1]:
+                # The common case of `take`.
+                lane.grant, lane.held, lane.listed = grant, n, 0
+                lane.low = first = lane.first
+                lane.started = first if charged and n == 1 else first - 1
             else:
                 self.loaded -= lane.trim()
                 lane.take(grant, ids, charged)
@@ -389,18 +394,25 @@ class ShardMemory:
             if lane.key not in dirty:
                 dirty[lane.key] = position
             window, n = lane.ids, len(ids)
-            if resolves_lease and lane.rare is None and lane.held == n and window is not None and window[:n] == ids:
+            if (
+                resolves_lease and lane.held == n and lane.rare is None and window is not None
+                and (window == ids or window[:n] == ids)
+            ):  # fmt: skip
                 # The common case: all that a lease holds.
                 first, grant = lane.first, lane.grant
-                lane.done = (token, kind, first, first + n - 1, ())
-                del window[:n]
-                lane.first = first + n
+                lane.first = after = first + n
+                lane.done = (token, kind, first, after - 1, ())
                 removed += n
                 if grant is not None:
                     grant.left -= 1
                     lane.grant = None
                 lane.held = lane.low = lane.started = lane.due = lane.listed = 0
-                if window or lane.split:
+                if n == len(window):
+                    lane.ids = None  # not emptied: `ids` may be the same list
+                    if lane.split:
+                        self.place(lane)
+                else:
+                    del window[:n]
                     self.place(lane)
                 continue
             grant = lane.grant
@@ -416,13 +428,8 @@ class ShardMemory:
             elif leased and not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
                 self._end(lane)
         self.loaded -= removed
-        rows = self.rows
-        if len(groups) == 1 and len(data or b"") == 8 * len(groups[0][1]):
-            numbers = groups[0][1]
-        else:
-            numbers = [i if i > 0 else -i for i in kinds.unpack(data or b"")]
-        for i in numbers:
-            rows.pop(i, None)
+        numbers = [*map(abs, kinds.unpack(data or b""))]
+        _run_all(map(self.rows.pop, numbers, repeat(None)))
         n = len(numbers)
         self.work += n + 1
         stays = kind == kinds.REJECT or (kind == kinds.EXPIRE and entry[HOLDER] == kinds.DEAD)

@@ -90,7 +90,7 @@ class Claiming:
                 # The common case of `_choose`.
                 ids = lane.ids
                 if ids is not None and ids[0] and (len(ids) >= limit or not lane.split):
-                    chosen = ids[:limit]
+                    chosen = ids if len(ids) <= limit else ids[:limit]
                     if 0 not in chosen:
                         groups.append((lane, chosen))
                         room -= len(chosen)
@@ -152,7 +152,8 @@ class Claiming:
             ids = lane.ids
             if ids is None or lane.rare is not None or lane.grant is not None or lane.due or lane.expires or lane.split:
                 break
-            chosen = ids[: limit if limit < room else room]
+            most = limit if limit < room else room
+            chosen = ids if len(ids) <= most else ids[:most]
             if 0 in chosen:
                 break
             arrived.popleft()

@@ -17,7 +17,7 @@ from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
 from ..tables import trouble
-from . import ending, expiring, parking, retries
+from . import ending, expiring, parking, retries, sending
 from .failures import AttemptFailure, with_failure
 from .leases import ID, KEY, Claimed, Lost, Row, Settlement
 from .loading import NeedsTransactionError
@@ -188,16 +188,20 @@ def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
     lanes, token = store.memory.lanes, claimed.token
     groups: list[Group] = []
     for rows in claimed.hot:
-        lane = lanes.get(rows[0][KEY])
-        if lane is None or lane.rare is not None or lane.grant is None or lane.grant.token != token:
+        row = rows[0]
+        lane = lanes.get(row[KEY])
+        if lane is None or lane.rare is not None or (grant := lane.grant) is None or grant.token != token:
             return False
-        ids: list[int] = [row[ID] for row in rows]
-        window, n = lane.ids, len(ids)
-        if window is None or n > lane.held or (window[0] != ids[0] if n == 1 else window[:n] != ids):
+        window, n = lane.ids, len(rows)
+        if window is None or n > lane.held:
+            return False
+        ids = window if n == len(window) else window[:n]
+        if ids[0] != row[ID] or (n > 1 and ids != [row[ID] for row in rows]):
             return False
         groups.append((lane, ids))
+    before = sending.listed(store.memory)
     store.append(kinds.ACK, groups, token=token)
-    tx.wake = tx.wake or any(lane.listed for lane, _ in groups)
+    tx.wake = tx.wake or sending.listed(store.memory) != before
     return True
 
 
