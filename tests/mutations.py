@@ -1750,7 +1750,7 @@ MUTATIONS = [
     _store(
         "one lane: nothing lists a lane that a plan has taken",
         "lane/live_lane.py",
-        "        if self.listed != TAKEN:",
+        "        if self.listed > 0:",
         "        if True:",
         *WALK,
     ),

@@ -19,7 +19,7 @@ UNTRIED: Final[Tried] = (0, 0, 0)
 HOLES_MAX: Final = 4_096
 """A lane whose unresolved messages are farther apart has the first ones in `front`, as redriven ones are."""
 TAKEN: Final = -1
-"""`LiveLane.listed` while a plan has taken the lane: until its entry is applied or refused, nothing may list it again."""
+"""`LiveLane.listed` of a lane that a plan has taken, and that had no place in the order."""
 Done = tuple[int, int, int, int, Sequence[int]]
 """A lane's last resolution: token, kind of the entry, lowest and highest seq, and the seqs between them that it left out. A call
 that is repeated under the same token succeeds if the first one did."""
@@ -117,7 +117,8 @@ class LiveLane:
         holes: seqs of resolved messages behind the window.
         held: how many positions from `first` are leased. Resolved ones count.
         low: the first seq of the lease. `started`: the last one whose handler was started; `low` - 1: none was.
-        listed: its place in the order; 0: it has none; TAKEN: a plan has taken it.
+        listed: its place in the order; 0: it has none. Negative: the place that it had when a plan took it, or TAKEN. Until the
+            plan's entry is applied or refused, nothing may list it again.
         due: when the head may be delivered; 0: at any time.
         expires: no message of it expires before; 0: none ever does.
         lsn: its row includes the entries up to this one; 0: this object does not come from a row.
@@ -349,7 +350,7 @@ class LiveLane:
 
     def unlist(self) -> None:
         """Take it from the order. A plan that has taken it keeps it."""
-        if self.listed != TAKEN:
+        if self.listed > 0:
             self.listed = 0
 
     def leave_lease(self) -> None:

@@ -266,7 +266,7 @@ class ShardMemory:
         if not rows:
             return
         dirty, seen = self.dirty, self.seen
-        listed = self.order.arrived
+        listed, places = self.order.arrived, self.order.arrived_at
         for lane, row in zip(lanes, rows, strict=True):
             arrival, key = row[0], row[1]
             if key not in dirty:
@@ -283,7 +283,8 @@ class ShardMemory:
             if lane.grant is None:
                 if lane.rare is None:
                     lane.listed = place = arrival << PLACE_BITS
-                    listed.append((place, key))
+                    listed.append(key)
+                    places.append(place)
                 else:
                     self.place(lane)
             elif not lane.held:

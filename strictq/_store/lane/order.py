@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from .entries import NEVER
-from .live_lane import TAKEN, Grant, LiveLane
+from .live_lane import Grant, LiveLane
 
 PLACE_BITS: Final = 20
 _MASK: Final = (1 << PLACE_BITS) - 1
@@ -59,7 +59,8 @@ class LaneOrder:
     """The lists of one shard's loaded lanes, and the cursors of those at rest.
 
     Attributes:
-        arrived: (place, key) of lanes that were empty when a message arrived, ascending.
+        arrived: keys of lanes that were empty when a message arrived. `arrived_at`: their places, ascending. They are two lists
+            because a tuple for each would be another object for the garbage collector.
         ready: a heap of (place, key) of other ready lanes.
         delays: a heap of (due, key).
         ends: a heap of (deadline, serial, grant).
@@ -67,12 +68,13 @@ class LaneOrder:
     """
 
     __slots__ = (
-        "_ends_max", "arrived", "delayed_rest", "delays", "ends", "front", "leased_rest", "ready", "ready_rest", "serial",
-        "stale",
+        "_ends_max", "arrived", "arrived_at", "delayed_rest", "delays", "ends", "front", "leased_rest", "ready", "ready_rest",
+        "serial", "stale",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.arrived: deque[tuple[int, bytes]] = deque()
+        self.arrived: deque[bytes] = deque()
+        self.arrived_at: deque[int] = deque()
         self.ready: list[tuple[int, bytes]] = []
         self.delays: list[tuple[int, bytes]] = []
         self.ends: list[tuple[int, int, Grant]] = []
@@ -102,7 +104,7 @@ class LaneOrder:
 
     def list(self, lane: LiveLane, place: int) -> None:
         """List a lane, unless a plan has taken it. Then the caller that applies or refuses the plan lists it."""
-        if lane.listed not in (place, TAKEN):
+        if lane.listed >= 0 and lane.listed != place:
             lane.listed = place
             heappush(self.ready, (place, lane.key))
 
@@ -148,7 +150,12 @@ class LaneOrder:
         if n < _STALE_MIN or (self.stale < n // 2 and n < 2 * len(lanes) + _STALE_MIN):
             return
         self.stale = 0
-        self.arrived = deque(one for one in self.arrived if (lane := lanes.get(one[1])) is not None and lane.listed == one[0])
+        arrived = [
+            (key, place)
+            for key, place in zip(self.arrived, self.arrived_at, strict=True)
+            if (lane := lanes.get(key)) is not None and lane.listed == place
+        ]
+        self.arrived, self.arrived_at = deque(key for key, _ in arrived), deque(place for _, place in arrived)
         self.ready = list({one for one in self.ready if (lane := lanes.get(one[1])) is not None and lane.listed == one[0]})
         heapify(self.ready)
         self.delays = list({one for one in self.delays if (lane := lanes.get(one[1])) is not None and lane.due == one[0]})

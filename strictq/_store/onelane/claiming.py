@@ -45,7 +45,7 @@ class Claiming:
         self._db = store.db
         self._loader = store.loader
         self._memory = store.memory
-        self._taken: list[tuple[LiveLane, int]] = []
+        self._taken: list[LiveLane] = []
         self._tx: Tx | None = None
         self.cut_short = False
         """Whether the last plan left work that is bounded to the next claim."""
@@ -139,15 +139,16 @@ class Claiming:
             least: stop once there is less room than this.
         """
         order, lanes, taken = self._memory.order, self._memory.lanes, self._taken
-        arrived = order.arrived
+        keys, places = order.arrived, order.arrived_at
         others = min(order.ready[0][0] if order.ready else NEVER, order.ready_rest.next)
-        while room >= least and arrived:
-            place, key = arrived[0]
+        while room >= least and places:
+            place = places[0]
             if place >= others:
                 break
-            lane = lanes.get(key)
+            lane = lanes.get(keys[0])
             if lane is None or lane.listed != place:
-                arrived.popleft()
+                places.popleft()
+                keys.popleft()
                 continue
             ids = lane.ids
             if ids is None or lane.rare is not None or lane.grant is not None or lane.due or lane.expires or lane.split:
@@ -156,13 +157,18 @@ class Claiming:
             chosen = ids if len(ids) <= most else ids[:most]
             if 0 in chosen:
                 break
-            arrived.popleft()
-            taken.append((lane, place))
-            lane.listed = TAKEN
+            places.popleft()
+            keys.popleft()
+            lane.listed = -place
+            taken.append(lane)
             order.front = place
             groups.append((lane, chosen))
             room -= len(chosen)
         return room
+
+    def _take(self, lane: LiveLane) -> None:
+        lane.listed = -lane.listed or TAKEN
+        self._taken.append(lane)
 
     def _require_tx(self) -> Tx:
         if self._tx is None:
@@ -171,19 +177,19 @@ class Claiming:
 
     def refuse(self) -> None:
         """List the lanes again that a plan has taken, and whose claim was not written."""
-        for lane, place in self._taken:
-            if lane.listed == TAKEN:
-                lane.listed = 0
-                self._memory.order.list(lane, place)
+        for lane in self._taken:
+            if lane.listed < 0:
+                place, lane.listed = -lane.listed, 0
+                if place != -TAKEN:
+                    self._memory.order.list(lane, place)
         self._taken = []
 
     def _list_again(self, lanes: Iterable[LiveLane]) -> None:
         """List lanes of the running plan where they were."""
-        places = {lane.key: place for lane, place in self._taken}
         for lane in lanes:
-            if lane.listed == TAKEN:
-                lane.listed = 0
-                if (place := places[lane.key]) > 0:
+            if lane.listed < 0:
+                place, lane.listed = -lane.listed, 0
+                if place != -TAKEN:
                     self._memory.order.list(lane, place)
                 else:
                     self._memory.place(lane)
@@ -214,30 +220,30 @@ class Claiming:
         """Return the ready lane with the oldest head, in memory or at rest, and take it."""
         memory = self._memory
         order, lanes = memory.order, memory.lanes
-        arrived = order.arrived
         while True:
-            ready = order.ready
-            if ready and (not arrived or ready[0][0] < arrived[0][0]):
-                head, from_heap = ready[0], True
-            elif arrived:
-                head, from_heap = arrived[0], False
+            ready, places = order.ready, order.arrived_at
+            from_heap = bool(ready and (not places or ready[0][0] < places[0]))
+            if from_heap:
+                place, key = ready[0]
+            elif places:
+                place, key = places[0], order.arrived[0]
             else:
-                head, from_heap = (NEVER, b""), False
-            if order.ready_rest.next < head[0]:
+                place, key = NEVER, b""
+            if order.ready_rest.next < place:
                 self._load_ready()
                 continue
-            if head[0] == NEVER:
+            if place == NEVER:
                 return None
             if from_heap:
                 heappop(ready)
             else:
-                arrived.popleft()
-            lane = lanes.get(head[1])
-            if lane is None or lane.listed != head[0]:
+                places.popleft()
+                order.arrived.popleft()
+            lane = lanes.get(key)
+            if lane is None or lane.listed != place:
                 continue
-            self._taken.append((lane, head[0]))
-            lane.listed = TAKEN
-            order.front = head[0]
+            self._take(lane)
+            order.front = place
             return lane
 
     def _in_order(self, keys: Sequence[bytes]) -> list[LiveLane]:
@@ -250,12 +256,11 @@ class Claiming:
     def _next_of(self, lanes: Iterator[LiveLane], now: int) -> LiveLane | None:
         """Return the next of the named lanes that may be claimed, and take it."""
         for lane in lanes:
-            if lane.listed == TAKEN or (lane.grant is not None and lane.grant.deadline > now):
+            if lane.listed < 0 or (lane.grant is not None and lane.grant.deadline > now):
                 continue
             if not (lane.ids or lane.rare or lane.split):
                 continue
-            self._taken.append((lane, lane.listed))
-            lane.listed = TAKEN
+            self._take(lane)
             return lane
         return None
 

@@ -9,6 +9,7 @@ from ... import _hints as hints
 from ..._config import QueueConfig
 from ..._errors import InvalidArgument, MessageTooLarge
 from ..._keys import is_keyless
+from ..._lazy import LazyList
 from ..commit.tx import SECOND
 
 
@@ -36,6 +37,23 @@ Item = tuple[bytes, bytes, Options | None, Times | None]
 """Stored key, body, options (None: plain), times (None: now; only with options)."""
 Sent = tuple[int, int, bytes | None]
 """seq, id, and the stored key of the earlier message with the same dedup id. None: the message is new."""
+
+
+class SentInTurn(LazyList[Sent]):
+    """The results for messages that arrived one after the other, computed on first use."""
+
+    __slots__ = ("_first", "_seqs")
+
+    def __init__(self, first: int, seqs: Sequence[int]) -> None:
+        self._elements = None
+        self._first = first
+        self._seqs = seqs
+
+    def _count(self) -> int:
+        return len(self._seqs)
+
+    def _make(self) -> list[Sent]:
+        return [(seq, arrival, None) for arrival, seq in enumerate(self._seqs, self._first)]
 
 
 def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
 
 from ..._config import QueueConfig
 from ..._errors import QueueFull
 from ..._keys import ASIDE, is_keyless
 from ..commit.tx import SECOND, Tx
 from ..lane.live_lane import LiveLane
-from ..lane.memory import BODY_BYTES_KEPT, M_BODY, MessageRow, ShardMemory
+from ..lane.memory import BODY_BYTES_KEPT, M_BODY, M_ID, MessageRow, ShardMemory
 from ..tables import dedup
 from . import forgetting, message_opts, parking
-from .messages import Item, Sent, require_valid, times_of
+from .messages import Item, Sent, SentInTurn, require_valid, times_of
 from .shard_lanes import ShardLanes
 
+_ID_OF: Final = itemgetter(M_ID)
+_BODY_OF: Final = itemgetter(M_BODY)
 QUEUE_WIDE = b""
 """Stands for a key in the dedup ids of the whole queue. No lane has this key."""
 
@@ -57,29 +61,30 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     memory, config, now = store.memory, tx.config, tx.now
     _require_depth(tx, store, items, depth_elsewhere)
     plain_expires = times_of(now, None, config).expires
-    store.loader.load({item[0] for item in items})
-    lanes, floor, arrival = memory.lanes, memory.floor, memory.top
+    lanes, floor, first = memory.lanes, memory.floor, memory.top + 1
+    store.loader.load({item[0] for item in items}.difference(lanes))
     rows: list[MessageRow] = []
     some: list[LiveLane] = []
-    sent: list[Sent] = []
+    seqs: list[int] = []
+    earlier: dict[int, Sent] = {}
     apart: list[MessageRow] = []
     delayed = deduped = False
-    begun = 0
+    arrival, begun = first, 0
     for key, body, options, times in items:
         lane = lanes[key]
         seq = lane.tail + 1
         if seq == 1:
             seq += floor
         if options is None:
-            row: MessageRow = (arrival + 1, key, seq, now, None, plain_expires, None, body)
+            row: MessageRow = (arrival, key, seq, now, None, plain_expires, None, body)
         else:
             sent_at, due, expires = times or times_of(now, options, config)
             dedup_id = options.dedup_id
-            if dedup_id is not None and (known := _remembered(tx, key, dedup_id, seq, arrival + 1)) is not None:
-                sent.append(known)
+            if dedup_id is not None and (known := _remembered(tx, key, dedup_id, seq, arrival)) is not None:
+                earlier[len(seqs) + len(earlier)] = known
                 continue
             deduped |= dedup_id is not None
-            row = (arrival + 1, key, seq, sent_at, due, expires, message_opts.encode(options), body)
+            row = (arrival, key, seq, sent_at, due, expires, message_opts.encode(options), body)
             if due is not None:
                 delayed = True
                 if due > now and is_keyless(key) and ASIDE not in key:
@@ -91,7 +96,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         arrival += 1
         rows.append(row)
         some.append(lane)
-        sent.append((seq, arrival, None))
+        seqs.append(seq)
     if delayed:
         # Before any of them is applied, because the row of a lane may be ahead.
         store.loader.fill_delayed([(row[1], row[4]) for row in rows])
@@ -107,7 +112,11 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         forgetting.forget_some(tx, begun, int(config.idle_lane_seconds * SECOND))
     if listed(memory) != before:
         tx.wake = True
-    return sent
+    sent = SentInTurn(first, seqs)
+    if not earlier:
+        return sent
+    new = iter(sent)
+    return [earlier.get(n) or next(new) for n in range(len(items))]
 
 
 def listed(memory: ShardMemory) -> tuple[int, int, int]:
@@ -152,12 +161,11 @@ def _remembered(tx: Tx, key: bytes, dedup_id: str, seq: int, arrival: int) -> Se
     return None if known is None else (known[0], known[1], key)
 
 
-def keep_bodies(memory: ShardMemory, rows: Iterable[MessageRow]) -> None:
+def keep_bodies(memory: ShardMemory, rows: Sequence[MessageRow]) -> None:
     """Keep recent messages with their bodies, which saves reading them. Large ones would fill memory."""
-    cache = memory.rows
-    for row in rows:
-        memory.bytes_kept += len(row[M_BODY])
-        cache[row[0]] = row if memory.bytes_kept <= BODY_BYTES_KEPT else row[:M_BODY]
+    memory.bytes_kept += sum(map(len, map(_BODY_OF, rows)))
+    kept = rows if memory.bytes_kept <= BODY_BYTES_KEPT else [row[:M_BODY] for row in rows]
+    memory.rows.update(zip(map(_ID_OF, rows), kept, strict=True))
 
 
 def send_alone(store: ShardLanes, item: Item, now: int, config: QueueConfig) -> tuple[bool, Sent] | None:
