@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..onelane.leases import ATTEMPTS, BODY, HEADERS, ID, SENT_AT, SEQ, Held, Row
-from ..onelane.retries import starts
+from ..onelane.leases import BODY, CAREFUL, ID, SENT_AT, SEQ, Fields, Held, Row
 
-_BODY, _HEADERS, _ID = itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
+_BODY, _ID = itemgetter(BODY), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
 
 
@@ -103,8 +102,8 @@ def _cut(lanes: deque[tuple[bytes, int]], rows: list[Row], shard: int, size: Blo
         # Take one column at a time: zip(*rows) takes more time than everything else here.
         yield ListedColumns(
             shard, fresh, keys, depths, list(map(_SEQ, some)), list(map(_ID, some)), list(map(_SENT_AT, some)),
-            [starts(row[ATTEMPTS]) for row in some], list(map(_HEADERS, some)), list(map(_BODY, some)),
-            [row[BODY + 1 :] for row in some] if len(some[0]) > BODY + 1 else [],
+            list(map(Fields.starts, some)), list(map(Fields.headers, some)), list(map(_BODY, some)),
+            [row[CAREFUL + 1 :] for row in some] if len(some[0]) > CAREFUL + 1 else [],
         )  # fmt: skip
         at, fresh = end, whole
 

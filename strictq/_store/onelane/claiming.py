@@ -517,7 +517,7 @@ def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     rows: list[Sequence[Row]] = []
     n = 0
     for lane, chosen in groups:
-        plain, key = lane.rare is None, lane.key
+        plain = lane.rare is None
         some: list[Row] = []
         for i in chosen:
             row = cache.get(i)
@@ -527,10 +527,7 @@ def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
                 row = messages.get(i)
                 if row is None:
                     continue
-            if plain and row[M_OPTS] is None:
-                some.append((0, 0, key, 0, row[2], row[4], row[5], 0, i, row[3], None, None, None, None, row[M_BODY]))
-            else:
-                some.append(_rare_row(lane, row, shard))
+            some.append(row if plain and row[M_OPTS] is None else _rare_row(lane, row, shard))
         if some:
             rows.append(some)
             n += len(some)

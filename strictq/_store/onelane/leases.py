@@ -13,11 +13,13 @@ from . import history, retries
 if TYPE_CHECKING:
     from .columns import PackedColumns
 
-# Columns of a row from CLAIM.ready_messages and its kin.
-POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
+# Columns of a leased message: those of `message`, with `opts` as `message_opts.decode` returns them, and the last two unless both
+# are 0.
+ID, KEY, SEQ, SENT_AT, DUE, EXPIRES, OPTS, BODY, ATTEMPTS, CAREFUL = range(10)
+POSITION, LANE, HEADERS, SIZE_HINT, PREPARE, PROCESS = range(10, 16)
 
 Row = tuple[Any, ...]
-"""A leased message. `Fields` reads it."""
+"""A leased message. `Fields` reads it. Most are the row of `message`: another tuple for each would cost a tenth of a receive."""
 SUSPECT: Final = 2
 """The value of CAREFUL in the row of a suspect, which is alone in its lease."""
 
@@ -34,21 +36,37 @@ class Fields:
     seq: Final[Callable[[Row], int]] = itemgetter(SEQ)
     id: Final[Callable[[Row], int]] = itemgetter(ID)
     body: Final[Callable[[Row], bytes]] = itemgetter(BODY)
-    headers: Final[Callable[[Row], str | None]] = itemgetter(HEADERS)
     sent_at: Final[Callable[[Row], int]] = itemgetter(SENT_AT)
-    size_hint: Final[Callable[[Row], float | None]] = itemgetter(SIZE_HINT)
-    prepare_seconds: Final[Callable[[Row], float | None]] = itemgetter(PREPARE)
-    process_seconds: Final[Callable[[Row], float | None]] = itemgetter(PROCESS)
+
+    @staticmethod
+    def headers(row: Row) -> str | None:
+        opts = row[OPTS]
+        return None if opts is None else opts[0]
+
+    @staticmethod
+    def size_hint(row: Row) -> float | None:
+        opts = row[OPTS]
+        return None if opts is None else opts[1]
+
+    @staticmethod
+    def prepare_seconds(row: Row) -> float | None:
+        opts = row[OPTS]
+        return None if opts is None else opts[2]
+
+    @staticmethod
+    def process_seconds(row: Row) -> float | None:
+        opts = row[OPTS]
+        return None if opts is None else opts[3]
 
     @staticmethod
     def is_suspect(row: Row) -> bool:
         """Return whether it may have killed its process, and must run alone."""
-        return bool(row[CAREFUL] == SUSPECT)
+        return len(row) > CAREFUL and bool(row[CAREFUL] == SUSPECT)
 
     @staticmethod
     def starts(row: Row) -> int:
         """Return how many of its handlers were started before."""
-        return retries.starts(row[ATTEMPTS])
+        return retries.starts(row[ATTEMPTS]) if len(row) > ATTEMPTS else 0
 
 
 class Held:

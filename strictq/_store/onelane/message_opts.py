@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from ..._errors import StoreCorrupt
-from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_ID, M_OPTS, M_SENT_AT, M_SEQ, MessageRow
+from ..lane.memory import MessageRow
 from .leases import Row
 from .messages import Options
 
@@ -50,8 +50,5 @@ def row_of(message: MessageRow, key: bytes, attempts: int, careful: int, shard: 
     Args:
         key: of its lane. A parked message is not in the lane that it was sent to.
     """
-    opts = message[M_OPTS]
-    return (
-        0, careful, key, 0, message[M_SEQ], message[M_DUE], message[M_EXPIRES], attempts, message[M_ID],
-        message[M_SENT_AT], *(NO_OPTS if opts is None else decode(opts, shard)), message[M_BODY],
-    )  # fmt: skip
+    id_, _, seq, sent_at, due, expires, opts, body = message
+    return id_, key, seq, sent_at, due, expires, None if opts is None else decode(opts, shard), body, attempts, careful
