@@ -138,9 +138,13 @@ WHERE key = ?1;
 -- lane_rows: a part of a deep lane's ids. Takes every column.
 INSERT INTO pending VALUES (?, ?, ?);
 
+-- name: any_part
+-- lane_rows: whether a lane has parts. Seek.
+SELECT EXISTS (SELECT 1 FROM pending);
+
 -- name: drop_parts
--- lane_rows: every part of a lane's ids. Takes its key. Index: primary key.
-DELETE FROM pending WHERE key = ?;
+-- lane_rows: every part of the ids of lanes. Takes their keys. Index: primary key.
+DELETE FROM pending WHERE key IN ({{ ? }});
 
 -- name: drop_parts_before
 -- lane_rows: the parts that end before a seq. Takes key and seq. Index: primary key.

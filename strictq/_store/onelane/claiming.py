@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
@@ -34,6 +35,7 @@ SIZED_TOGETHER: Final = 1_000
 """How many messages of a claim that is limited in bytes are planned before their sizes are read."""
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
+_OPTS_OF: Final = itemgetter(M_OPTS)
 Fill = Callable[["ShardLanes", Claimed, list[Group]], None]
 
 
@@ -511,26 +513,24 @@ def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Cla
 
 def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     """Add the messages of the lanes that a claim takes. One whose row is gone belongs to a process that slept past its lease."""
-    shard, cache = store.shard, store.memory.rows
     ids = [i for _, chosen in groups for i in chosen]
-    messages: dict[int, MessageRow] | None = None
+    cache = store.memory.rows
+    found: list[Any] = list(map(cache.get, ids))
+    if None in found or M_BODY in map(len, found):
+        found = list(map(store.whole(ids).get, ids))
+    messages = found if None not in found else [row for row in found if row is not None]
+    plain = not any(map(_OPTS_OF, messages))
     rows: list[Sequence[Row]] = []
-    n = 0
+    at = 0
     for lane, chosen in groups:
-        plain = lane.rare is None
-        some: list[Row] = []
-        for i in chosen:
-            row = cache.get(i)
-            if row is None or len(row) == M_BODY:
-                if messages is None:
-                    messages = store.whole(ids)
-                row = messages.get(i)
-                if row is None:
-                    continue
-            some.append(row if plain and row[M_OPTS] is None else _rare_row(lane, row, shard))
-        if some:
-            rows.append(some)
-            n += len(some)
+        begin, at = at, at + len(chosen)
+        some = found[begin:at]
+        if messages is not found and not (some := [row for row in some if row is not None]):
+            continue
+        if lane.rare is not None or not plain:
+            some = [_rare_row(lane, row, store.shard) for row in some]
+        rows.append(some)
+    n = len(messages)
     out.hot, out.ids, out.messages = rows, array("q", ids), n
 
 

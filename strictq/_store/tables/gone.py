@@ -40,10 +40,10 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
     cut: dict[int, int] = {}
     begin = before = numbers[0]
     for i in [*numbers[1:], 1 << 62]:
-        if i == before + 1:
+        if i == before + 1 and i != top:
             before = i
             continue
-        if before - begin + 1 >= _RUN_MIN and before < top:
+        if before - begin + 1 >= _RUN_MIN:
             ranges.append((begin, before))
             for bucket in {begin >> BUCKET_BITS, before >> BUCKET_BITS}:  # those between have no other messages
                 first = bucket << BUCKET_BITS

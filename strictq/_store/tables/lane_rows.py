@@ -14,6 +14,7 @@ from ..lane.live_lane import LaneAtRest, LiveLane
 from ..log.log_rows import in_parts
 
 _LOAD: Final = repeated(LANE_TABLES.load, 256, 32, 4, 1)
+_DROP_PARTS: Final = repeated(LANE_TABLES.drop_parts, 256, 32, 4, 1)
 _EMPTY: Final = repeated(LANE_TABLES.write_empty, 64, 8, 1)
 _ID_BYTES: Final = 8
 _HEAD_COLUMNS: Final = 16
@@ -92,7 +93,7 @@ class LaneRows:
         empty: list[Any] = []
         whole: list[tuple[Any, ...]] = []
         deep: list[tuple[Any, ...]] = []
-        cleared: list[tuple[bytes]] = []
+        cleared: list[bytes] = []
         passed: list[tuple[bytes, int]] = []
         parts: list[tuple[bytes, int, bytes]] = []
         for lane in lanes:
@@ -100,7 +101,7 @@ class LaneRows:
                 self._append(lane, lsn)
                 continue
             if lane.lsn and not lane.deep:
-                cleared.append((lane.key,))
+                cleared.append(lane.key)
             if lane.is_plain_and_empty:
                 empty += (lane.key, lsn, lane.tail, lane.tail + 1, lane.active, lane.done_text())
                 continue
@@ -119,7 +120,8 @@ class LaneRows:
         self._write_empty(empty)
         self._many(LANE_TABLES.write, whole)
         self._changed_all(LANE_TABLES.write_head, deep)
-        self._many(LANE_TABLES.drop_parts, cleared)
+        if cleared and self._run(LANE_TABLES.any_part).get:
+            list(in_parts(self._run, _DROP_PARTS, cleared))
         self._many(LANE_TABLES.drop_parts_before, passed)
         self._many(LANE_TABLES.insert_part, parts)
 
