@@ -67,6 +67,12 @@ class Grant:
         self.lanes = lanes
         self.left = len(lanes)
 
+    def lose_lane(self) -> None:
+        """Count a lane that has left. The last one lets their objects be freed: the order keeps the grant until its deadline."""
+        self.left -= 1
+        if not self.left:
+            self.lanes = []
+
 
 class RareState:
     """State that most lanes do not have.
@@ -357,7 +363,7 @@ class LiveLane:
         """End its lease. Messages whose redrive waited for that come back."""
         grant = self.grant
         if grant is not None:
-            grant.left -= 1
+            grant.lose_lane()
             self.grant = None
         self.held = self.low = self.started = 0
         self.unlist()

@@ -405,8 +405,10 @@ class ShardMemory:
                 lane.done = (token, kind, first, after - 1, ())
                 removed += n
                 if grant is not None:
-                    grant.left -= 1
                     lane.grant = None
+                    grant.left = left = grant.left - 1
+                    if not left:
+                        grant.lanes = []
                 lane.held = lane.low = lane.started = lane.due = lane.listed = 0
                 if n == len(window):
                     lane.ids = None  # not emptied: `ids` may be the same list
@@ -508,7 +510,7 @@ class ShardMemory:
         for lane, _ in groups:
             self.touch(lane)
             if lane.grant is not None:
-                lane.grant.left -= 1
+                lane.grant.lose_lane()
             lane.grant = grant
             lane.unlist()
         self.order.watch(grant)
@@ -701,7 +703,7 @@ class ShardMemory:
         if lane.tail:
             self.tails[lane.key] = -lane.tail
         if lane.grant is not None:
-            lane.grant.left -= 1
+            lane.grant.lose_lane()
             lane.grant = None
 
     def make_room(self) -> None:
