@@ -139,8 +139,8 @@ WHERE key = ?1;
 INSERT INTO pending VALUES (?, ?, ?);
 
 -- name: any_part
--- lane_rows: whether a lane has parts. Seek.
-SELECT EXISTS (SELECT 1 FROM pending);
+-- lane_rows: whether a lane has parts. Index: primary key.
+SELECT EXISTS (SELECT 1 FROM pending WHERE key >= x'');
 
 -- name: drop_parts
 -- lane_rows: every part of the ids of lanes. Takes their keys. Index: primary key.
