@@ -739,7 +739,7 @@ class Walk:
         ids = [i for kind, some in new if kind == naive.CLAIM for i in some]
         assert (packed or 0) == len(ids)
         packed_ids = [int(i) for columns in claimed.columns for i in columns.ids.split(",")]
-        assert sorted([*claimed.ids, *packed_ids]) == sorted(ids)
+        assert sorted([*(row[ID] for rows in claimed.hot for row in rows), *packed_ids]) == sorted(ids)
         if ids:
             self.batches.append(claimed.token)
 

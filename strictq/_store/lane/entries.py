@@ -13,6 +13,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 CLAIM: Final = 1
@@ -119,11 +120,13 @@ def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
     return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * 1_000_000)) + n / RATE_SECONDS, now
 
 
+@lru_cache(maxsize=64)
 def encode_holder(consumer: str, charged: bool, says_starts: bool) -> str:
     """Return the form of a `LaneHolder` in an entry: one digit for the flags, and the name."""
     return f"{charged + 2 * says_starts}{consumer}"
 
 
+@lru_cache(maxsize=64)
 def is_charged(holder: str | None) -> bool:
     """Return whether a single message in the lease of this holder counts as started.
 

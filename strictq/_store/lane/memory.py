@@ -368,10 +368,12 @@ class ShardMemory:
                 dirty[lane.key] = position
         n = len(data or b"") // 8
         self.work += n
-        self.last_token = max(self.last_token, token & ((1 << TOKEN_BITS) - 1))
+        number = token & ((1 << TOKEN_BITS) - 1)
+        if number > self.last_token:
+            self.last_token = number
         if grant.left:
             self.order.watch(grant)
-        if self._counts(entry):
+        if id_ > self.mark.counted:
             self.totals.claims += 1
             self.totals.receives += n
 
@@ -386,7 +388,7 @@ class ShardMemory:
 
     def _resolved(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Remove messages. A lease without an unresolved message ends, unless it is kept by `ack_first`."""
-        id_, kind, at, top, token, _, _, data = entry
+        id_, kind, at, top, token, _, holder, data = entry
         dirty, position = self.dirty, id_ + top
         removed = 0
         resolves_lease = token and kind != kinds.ACK_FIRST
@@ -431,15 +433,18 @@ class ShardMemory:
             elif leased and not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
                 self._end(lane)
         self.loaded -= removed
-        numbers = [*map(abs, kinds.unpack(data or b""))]
+        if len(groups) == 1 and len(data or b"") == 8 * len(groups[0][1]):
+            numbers = groups[0][1]
+        else:
+            numbers = [*map(abs, kinds.unpack(data or b""))]
         _run_all(map(self.rows.pop, numbers, repeat(None)))
         n = len(numbers)
         self.work += n + 1
-        stays = kind == kinds.REJECT or (kind == kinds.EXPIRE and entry[HOLDER] == kinds.DEAD)
+        stays = kind == kinds.REJECT or (kind == kinds.EXPIRE and holder == kinds.DEAD)
         if position > self.mark.fold_position and not stays:
             self.gone.append((position, numbers))
-        if self._counts(entry):
-            self.totals.ended(entry[1], entry[HOLDER], entry[2], n)
+        if id_ > self.mark.counted:
+            self.totals.ended(kind, holder, at, n)
 
     @staticmethod
     def _remember(lane: LiveLane, token: int, kind: int, ids: list[int]) -> None:

@@ -33,6 +33,10 @@ class RunningTotals:
 
     def ended(self, kind: int, holder: str | None, at: int, n: int) -> None:
         """Count messages that an entry of this kind, with this holder and time, has ended."""
+        if kind == kinds.ACK and holder is None:
+            self.pending -= n
+            self._acked(at, n)
+            return
         if holder == kinds.DEAD and kind in kinds.OF_DEAD:
             self.dead -= n
             if kind == kinds.PURGE:
@@ -41,7 +45,7 @@ class RunningTotals:
                 self._acked(at, n)
             return
         self.pending -= n
-        if kind in (kinds.ACK, kinds.ACK_FIRST):
+        if kind == kinds.ACK_FIRST:
             self._acked(at, n)
         elif kind == kinds.REJECT:
             self.dead += n

@@ -120,7 +120,8 @@ class LaneAlone:
         attempt.brought.append((attempt.shard, attempt, claimed))
         changes = db.total_changes()
         try:
-            self._writer.omit_sync(db)
+            if self._syncs:
+                self._writer.omit_sync(db)
             if not claiming.write_alone(lanes, claimed, groups, request, now):
                 return None
             attempt.committed = True

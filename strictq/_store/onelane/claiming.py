@@ -5,12 +5,10 @@ The batch rule: take the oldest ready lane that nobody holds, with as many of it
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop
 from itertools import islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
@@ -35,7 +33,6 @@ SIZED_TOGETHER: Final = 1_000
 """How many messages of a claim that is limited in bytes are planned before their sizes are read."""
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
-_OPTS_OF: Final = itemgetter(M_OPTS)
 Fill = Callable[["ShardLanes", Claimed, list[Group]], None]
 
 
@@ -513,25 +510,25 @@ def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Cla
 
 def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
     """Add the messages of the lanes that a claim takes. One whose row is gone belongs to a process that slept past its lease."""
-    ids = [i for _, chosen in groups for i in chosen]
-    cache = store.memory.rows
-    found: list[Any] = list(map(cache.get, ids))
-    if None in found or M_BODY in map(len, found):
-        found = list(map(store.whole(ids).get, ids))
-    messages = found if None not in found else [row for row in found if row is not None]
-    plain = not any(map(_OPTS_OF, messages))
-    rows: list[Sequence[Row]] = []
-    at = 0
+    shard, get = store.shard, store.memory.rows.get
+    messages: dict[int, MessageRow] | None = None
+    n = 0
     for lane, chosen in groups:
-        begin, at = at, at + len(chosen)
-        some = found[begin:at]
-        if messages is not found and not (some := [row for row in some if row is not None]):
-            continue
-        if lane.rare is not None or not plain:
-            some = [_rare_row(lane, row, store.shard) for row in some]
-        rows.append(some)
-    n = len(messages)
-    out.hot, out.ids, out.messages = rows, array("q", ids), n
+        plain = lane.rare is None
+        some: list[Row] = []
+        for i in chosen:
+            row = get(i)
+            if row is None or len(row) == M_BODY:
+                if messages is None:
+                    messages = store.whole([i for _, ids in groups for i in ids])
+                row = messages.get(i)
+                if row is None:
+                    continue
+            some.append(row if plain and row[M_OPTS] is None else _rare_row(lane, row, shard))
+        if some:
+            out.hot.append(some)
+            n += len(some)
+    out.messages = n
 
 
 def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -149,7 +148,6 @@ class Request(NamedTuple):
 
 
 _NONE: Final[Mapping[int, int]] = {}
-_NO_IDS: Final = array("q")
 Took = tuple[float | None, float, str | None]
 """The seconds that prepare (None: there was none) and process took, and the handler's output."""
 
@@ -164,13 +162,12 @@ class Claimed:
         token, deadline: of all its leases.
         more: bounded work was cut short. Claim again: there may be something ready.
         hot: the messages of each lease of a hot lane. `leases` makes lease objects of them on demand.
-        ids: their arrival numbers.
         all_hot: whether these are all of its leases, with their bodies.
         columns: messages column by column, leased without an object for each lane. Only a batch that is recorded has them.
     """
 
     __slots__ = (
-        "_leases", "_made", "all_hot", "columns", "deadline", "hot", "ids", "lease", "messages", "more", "shard", "token",
+        "_leases", "_made", "all_hot", "columns", "deadline", "hot", "lease", "messages", "more", "shard", "token",
     )  # fmt: skip
 
     def __init__(self, shard: int, lease: int) -> None:
@@ -181,7 +178,6 @@ class Claimed:
         self.deadline = 0
         self.more = False
         self.hot: list[Sequence[Row]] = []
-        self.ids: array[int] = _NO_IDS
         self.all_hot = True
         self.columns: list[PackedColumns] = []
         self._leases: list[Held] = []
