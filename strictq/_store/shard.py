@@ -254,7 +254,7 @@ class Shard:
     def fast(self) -> LaneAlone | None:
         """Executes single-statement operations. None: not possible now."""
         host = self._host
-        if self.failed is not None or host.short_of_space or host.confirming.active or self._frees:
+        if self.failed is not None or host.short_of_space or host.confirming.active or self.wal.cramped:
             return None
         return self.direct
 

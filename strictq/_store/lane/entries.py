@@ -162,14 +162,12 @@ def unpack(data: bytes) -> list[int]:
     return numbers.tolist()
 
 
-def encode_groups(groups: Sequence[Sequence[int]]) -> bytes:
+def encode_groups(groups: Sequence[tuple[object, Sequence[int]]]) -> bytes:
     """Return the messages of each lane as an entry's data."""
-    if len(groups) == 1 and len(groups[0]) == 1:
-        return groups[0][0].to_bytes(_ID_BYTES, "little", signed=True)
-    if len(groups) == sum(map(len, groups)):
-        return pack([ids[0] for ids in groups])
+    if len(groups) == 1 and len(groups[0][1]) == 1:
+        return groups[0][1][0].to_bytes(_ID_BYTES, "little", signed=True)
     numbers: list[int] = []
-    for ids in groups:
+    for _, ids in groups:
         numbers.append(ids[0])
         if len(ids) > 1:
             numbers += [-i for i in ids[1:]]

@@ -478,7 +478,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old:
     except NeedsTransactionError:
         groups = []
     store.loader.alone = False
-    if not groups or any(ids[0] <= old for _, ids in groups):
+    if not groups or (old and any(ids[0] <= old for _, ids in groups)):
         claiming.refuse()
         memory.unsure = False
         return None
@@ -492,8 +492,8 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
     """Commit a planned claim. Return False if another process wrote meanwhile: then nothing changed."""
     memory = store.memory
     holder = encode_holder(request.consumer, request.charge, request.starts)
-    data = encode_groups([ids for _, ids in groups])
-    entry = (memory.seen + 1, kinds.CLAIM, max(now, memory.at), memory.top, out.token, out.deadline, holder, data)
+    at = now if now > memory.at else memory.at
+    entry = (memory.seen + 1, kinds.CLAIM, at, memory.top, out.token, out.deadline, holder, encode_groups(groups))
     if store.append_alone(entry, groups):
         return True
     memory.unsure = True
@@ -503,8 +503,9 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
 
 
 def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Claimed:
-    out = Claimed(store.shard, length if request.lease is None else request.lease)
-    out.deadline = NEVER if request.endless else min(now + out.lease, NEVER)
+    lease = length if request.lease is None else request.lease
+    out = Claimed(store.shard, lease)
+    out.deadline = NEVER if request.endless or lease > NEVER - now else now + lease
     return out
 
 

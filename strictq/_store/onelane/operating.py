@@ -17,7 +17,7 @@ from ..._keys import ASIDE, decode_key, is_keyless
 from ..._sql import HANDOUT, LANE_OPERATE
 from ..commit.tx import Tx
 from ..lane import entries as kinds
-from ..lane.entries import NEVER, LaneHolder, encode_groups, encode_keys
+from ..lane.entries import NEVER, LaneHolder, encode_groups, encode_keys, pack
 from ..lane.live_lane import LiveLane
 from ..lane.memory import Group
 from ..tables import dead, dedup, trouble
@@ -186,13 +186,13 @@ def _redrive(tx: Tx, rows: Sequence[DeadRow]) -> int:
         if anew != known:
             trouble.set_(tx.db, row.arrival, anew)
     dead.unbury(tx.db, rows)
-    by_kind: dict[str | None, tuple[list[Group], list[list[int]]]] = {}
+    by_kind: dict[str | None, tuple[list[Group], list[tuple[bytes, list[int]]]]] = {}
     for key, some in groupby(rows, attrgetter("key")):
         of_lane = list(some)
         # A message may have died before it was parked, or afterwards, so the entry says where it goes.
         groups, named = by_kind.setdefault(kinds.PARKED if is_keyless(key) and ASIDE in key else None, ([], []))
         groups.append((store.loader.lane(key), [number for row in of_lane for number in (row.seq, row.arrival)]))
-        named.append([row.arrival for row in of_lane])
+        named.append((key, [row.arrival for row in of_lane]))
     for holder, (groups, named) in by_kind.items():
         store.append(kinds.REDRIVE, groups, holder=holder, data=encode_groups(named))
     tx.wake = True
@@ -299,7 +299,7 @@ def purge_some_dead(tx: Tx, last: tuple[bytes, int]) -> tuple[int, tuple[bytes, 
 def _purge_dead(tx: Tx, rows: Sequence[DeadRow]) -> int:
     if rows:
         dead.unbury(tx.db, rows)
-        data = encode_groups([[row.arrival] for row in rows])
+        data = pack([row.arrival for row in rows])
         _store(tx).append(kinds.PURGE, (), holder=kinds.DEAD, data=data)
         if parked := [row.key for row in rows if forgetting.is_parked(row.key)]:
             forgetting.forget(tx, parked, NEVER)

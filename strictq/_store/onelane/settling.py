@@ -583,7 +583,7 @@ def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> boo
     finally:
         store.loader.alone = False
     memory = store.memory
-    data = kinds.encode_groups([ids for _, ids in groups])
+    data = kinds.encode_groups(groups)
     entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, None, data)
     if not store.append_alone(entry, groups):
         return None

@@ -297,7 +297,7 @@ class ShardLanes:
         """
         memory = self.memory
         at = max(self.now, memory.at)
-        data = encode_groups([ids for _, ids in groups]) if data is None else data
+        data = encode_groups(groups) if data is None else data
         entry = (memory.seen + 1, kind, at, memory.top, token, deadline, holder, data)
         self.log.append(entry)
         memory.apply(entry, groups)
