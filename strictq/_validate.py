@@ -110,17 +110,20 @@ def header_names(value: object) -> tuple[str, ...]:
     return tuple(name("a header's name", each) for each in value)
 
 
+_as_json: Final = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def headers(value: object) -> str | None:
     """Return headers as JSON; None if there are none."""
     if value is None:
         return None
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise InvalidArgument(f"headers must map str to str, not be {type(value).__name__}")
     if not all(type(k) is str and type(v) is str for k, v in value.items()):
         k, v = next((k, v) for k, v in value.items() if type(k) is not str or type(v) is not str)
         raise InvalidArgument(f"headers must map str to str: {shown(k)} maps to {shown(v)}")
     try:
-        encoded = json.dumps(dict(value), ensure_ascii=False)
+        encoded = _as_json(dict(value))
         size = len(encoded.encode())
     except UnicodeEncodeError:
         raise InvalidArgument("headers must be encodable as UTF-8: there is a lone surrogate") from None

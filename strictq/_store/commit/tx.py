@@ -111,6 +111,7 @@ class Tx:
         "changes_before",
         "committed",
         "config",
+        "counts_after",
         "counts_before",
         "db",
         "dirty",
@@ -132,7 +133,8 @@ class Tx:
         self.hot_changes, self.changes_before, self.dirty = 0, 0, False
         self.lanes = lanes
         self.counts_before: tuple[int, ...] | None = None
-        """The counters at the beginning, if an observer counts."""
+        """The counters at the beginning, if an observer counts. `counts_after`: after the COMMIT."""
+        self.counts_after: tuple[int, ...] = ()
         self.committed = False
         self.undone = False
         """Whether the transaction was rolled back before its COMMIT."""

@@ -186,6 +186,9 @@ class Writer:
         grouped = self._grouped
         if not lanes.is_current or (grouped and self._grouping.is_shared):
             return None
+        observers = self._observers
+        began = time.monotonic() if observers.durations else 0.0
+        before: tuple[int, ...] | None = None
         held: list[bool] = []
         try:
             held += map(self._lock.acquire, _WAIT, (0.0 if grouped else BUSY_SECONDS if seconds is None else seconds,))
@@ -204,10 +207,14 @@ class Writer:
             self._in_vain = False
             if synced and grouped and not self.syncs:
                 self._sync_commits(db, True)
+            if observers.counts:
+                before = lanes.totals.counts()
             done = work(db, lanes, host.now(), given)
-            if grouped and self.syncs and done is not None:
+            if done is None:
+                return None
+            if grouped and self.syncs:
                 host.note_synced(self._shard, lanes.commits)
-            return done
+            after = () if before is None else lanes.totals.counts()
         except apsw.Error as e:
             raise self._failed_directly(e) from e
         except OF_PYTHON as e:
@@ -220,6 +227,11 @@ class Writer:
             if held and held[0]:
                 self._owner = 0
                 self._lock.release()
+        if before is not None:
+            self._report_counts(before, after)
+        if began:
+            observers.timed("commit", began, self._shard)
+        return done
 
     def omit_sync(self, db: apsw.Connection) -> None:
         """Do not sync the next commit at "full", unless too many before it were not synced.
@@ -275,7 +287,7 @@ class Writer:
         if tx.events:
             self._host.report(tx.events)
         if tx.counts_before is not None:
-            self._report_counts(tx)
+            self._report_counts(tx.counts_before, tx.counts_after)
 
     def alone(self) -> Alone:
         """Return a write transaction for a program's own SQL, which stays open. It never joins a group."""
@@ -473,6 +485,8 @@ class Writer:
             if self._grouped and self.syncs:
                 self._host.note_synced(self._shard, lanes.commits)
             self.pending = tx.totals.pending
+            if tx.counts_before is not None:
+                tx.counts_after = tx.totals.counts()  # before another thread gets the lock
         except apsw.Error as e:
             self._roll_back(tx)
             full = no_room(e, tx.db)
@@ -571,12 +585,12 @@ class Writer:
             self._distrust_connection()
         return ours
 
-    def _report_counts(self, tx: Tx) -> None:
-        """Report to observers what the transaction counted."""
-        assert tx.counts_before is not None
-        for name, before, now in zip(COUNTED, tx.counts_before, tx.totals.counts(), strict=True):
-            if now != before:
-                notify(self._observers.counts, name, now - before, self._shard)
+    def _report_counts(self, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        """Report to observers what a transaction counted."""
+        if before != after:
+            for name, old, new in zip(COUNTED, before, after, strict=True):
+                if old != new:
+                    notify(self._observers.counts, name, new - old, self._shard)
 
     # ---- the connection and its lock
 

@@ -73,21 +73,17 @@ class LaneAlone:
         self._host = host
         self._lanes = lanes
         self._writer = writer
-        self._observers = host.observers
-
-    def _may(self, config: QueueConfig) -> bool:
-        """Return whether the settings permit it, and no observer must be called."""
-        return config.history == "off" and not self._observers.counts and not self._observers.durations
 
     def send(self, item: Item, checked: QueueConfig) -> Sent | None:
-        """Append a message without options.
+        """Append a message without a dedup id.
 
         Args:
             checked: the settings that it was validated against.
         """
         settings = self._host.settings
         config = settings[0]
-        if item[2] is not None or checked is not config or config.max_depth is not None or not self._may(config):
+        options = item[2]
+        if checked is not config or config.max_depth is not None or (options is not None and options.dedup_id is not None):
             return None
         done = self._writer.direct(self._send, item, settings)
         if done is None:
@@ -106,8 +102,6 @@ class LaneAlone:
             seconds: how long to wait for the write lock; None: BUSY_SECONDS.
         """
         settings = self._host.settings
-        if not self._may(settings[0]):
-            return None
         return self._writer.direct(self._claim, attempt, settings, seconds, synced=False)
 
     def _claim(self, db: apsw.Connection, lanes: ShardLanes, now: int, attempt: Attempt) -> Claimed | None:
@@ -133,7 +127,7 @@ class LaneAlone:
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
         """Ack these messages if live leases with one token hold all of them."""
         settings = self._host.settings
-        if not self._may(settings[0]):
+        if settings[0].history != "off":
             return None
         ready = self._writer.direct(self._ack, batches, settings)
         if ready is None:
@@ -145,7 +139,7 @@ class LaneAlone:
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
         """Ack a message of a live lease. Return False if a transaction must do it."""
         settings = self._host.settings
-        ready = self._writer.direct(self._ack_one, (key, token, seq), settings) if self._may(settings[0]) else None
+        ready = self._writer.direct(self._ack_one, (key, token, seq), settings) if settings[0].history == "off" else None
         if ready:
             self._host.wake()
         return ready is not None

@@ -169,36 +169,39 @@ def keep_bodies(memory: ShardMemory, rows: Sequence[MessageRow]) -> None:
 
 
 def send_alone(store: ShardLanes, item: Item, now: int, config: QueueConfig) -> tuple[bool, Sent] | None:
-    """Append one message with a single statement. Return whether its lane is ready now, and its place.
+    """Append one message without a dedup id with a single statement. Return whether its lane is ready now, and its place.
 
     Returns:
         None: that is not possible now, and nothing was written.
     """
     memory = store.memory
     key, body, options, _ = item
-    if options is not None:
-        return None
+    opts = due = expires = None
+    if options is not None or config.ttl_seconds is not None:
+        opts = None if options is None else message_opts.encode(options)
+        _, due, expires = times_of(now, options, config)
     lane = memory.lanes.get(key)
     if lane is None:
         if key not in memory.tails:
             return None
         memory.unsure = True
         store.loader.load((key,))
+        memory.unsure = False
         lane = memory.lanes[key]
+    if due is not None and (lane.rest or is_keyless(key)):
+        return None  # the head must be read, or the message is parked
     arrival, seq = memory.top + 1, lane.tail + 1
     if seq == 1:
         seq += memory.floor
-    row: MessageRow = (arrival, key, seq, now, None, None, None, body)
-    if config.ttl_seconds is not None:
-        row = (arrival, key, seq, now, None, times_of(now, None, config).expires, None, body)
+    row: MessageRow = (arrival, key, seq, now, due, expires, opts, body)
     memory.unsure = True
     if not store.insert_alone(row):
         return None
     if not lane.tail:
         memory.totals.lanes += 1
     lane.tail = seq
-    before = len(memory.order.arrived)
+    before = listed(memory)
     memory.arrived((lane,), (row,))
     keep_bodies(memory, (row,))
     memory.unsure = False
-    return len(memory.order.arrived) != before, (seq, arrival, None)
+    return listed(memory) != before, (seq, arrival, None)
