@@ -161,7 +161,8 @@ def _claim_from(
         StoreBusy: the shard's write lock was not free within that many seconds; nothing changed.
     """
     if shard.gave or store.outlook(shard, seconds)[0]:
-        got = _claim(shard, request, brought, seconds, joined)
+        tried = shard.gave and len(store.shards) == 1  # by _receive_directly, in vain
+        got = _claim(shard, request, brought, seconds, joined, alone=not tried)
         if got.messages:
             _renew_worn(store, shard, got, request)
             return got, None
@@ -170,13 +171,14 @@ def _claim_from(
 
 
 def _claim(
-    shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None = None
+    shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None, *, alone: bool
 ) -> Claimed:
     """Lease from one shard until the claim returns something or nothing is ready.
 
     Args:
         brought: gets each claim as soon as it is made, for a caller that is interrupted.
         seconds: how long to wait for the shard's write lock; None: BUSY_SECONDS.
+        alone: try a single statement first.
     """
 
     work = None if joined is None else joined.work.get(shard.number)
@@ -191,8 +193,8 @@ def _claim(
             brought.append((shard, tx, claimed))
         return claimed
 
-    fast = shard.fast
-    if work is None and fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
+    fast = shard.fast if alone and work is None else None
+    if fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
         shard.keep_wal_short()
         shard.gave = True
         return got

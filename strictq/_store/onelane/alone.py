@@ -14,7 +14,6 @@ import apsw
 
 from ..._config import QueueConfig
 from ..._observe import Observers
-from ..commit.tx import SECOND
 from ..commit.writer import Writer
 from . import claiming, sending, settling
 from .leases import Claimed, Lost, Request, Settlement
@@ -107,7 +106,7 @@ class LaneAlone:
     def _claim(self, db: apsw.Connection, lanes: ShardLanes, now: int, attempt: Attempt) -> Claimed | None:
         request = attempt.request
         old = lanes.suspects if self._syncs else 0  # a power cut must not forget that they were leased: see Shard.lease
-        planned = claiming.claim_alone(lanes, request, now, int(self._host.settings[0].lease_seconds * SECOND), old)
+        planned = claiming.claim_alone(lanes, request, now, self._host.settings[0], old)
         if planned is None:
             return None
         claimed, groups = planned

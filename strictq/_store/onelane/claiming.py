@@ -10,6 +10,7 @@ from heapq import heappop
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from ..._config import QueueConfig
 from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
@@ -49,10 +50,11 @@ class Claiming:
         self.cut_short = False
         """Whether the last plan left work that is bounded to the next claim."""
 
-    def plan(self, request: Request, now: int, tx: Tx | None) -> list[Group]:
+    def plan(self, request: Request, now: int, config: QueueConfig, tx: Tx | None) -> list[Group]:
         """Take lanes from the order, with the messages to lease. The caller applies the claim, or calls `refuse`.
 
         Args:
+            config: the queue's settings.
             tx: None: the claim is a single statement, so nothing else may be written.
         """
         if self._memory.unplaced:
@@ -102,7 +104,7 @@ class Claiming:
                 while cull > 0 and 0 < lane.expires <= now and (over := self._cull(lane, min(limit, cull), now)):
                     cull -= over
                 chosen = self._choose(lane, limit, now) if cull > 0 else []
-                given_up = self._first_given_up(lane, chosen) if chosen else None
+                given_up = self._first_given_up(lane, chosen, config) if chosen else None
                 if given_up is None:
                     break
                 if chosen[0] != given_up:
@@ -364,23 +366,20 @@ class Claiming:
                 return chosen[:at]
         return chosen
 
-    def _first_given_up(self, lane: LiveLane, chosen: list[int]) -> int | None:
+    @staticmethod
+    def _first_given_up(lane: LiveLane, chosen: list[int], config: QueueConfig) -> int | None:
         """Return the first of these messages that is out of attempts. None: there is none."""
-        rare = lane.rare
-        if rare is None or not rare.tried or self._tx is None:
-            if rare is not None and rare.tried:
-                raise NeedsTransactionError
-            return None
-        tried, config = rare.tried, self._tx.config
-        for i in chosen:
-            if i in tried and retries.given_up(config, ending.stored_attempts(self._tx, lane, i)):
-                return i
+        tried = lane.rare.tried if lane.rare is not None else {}
+        if tried:
+            for i in chosen:
+                if i in tried and retries.given_up(config, ending.stored_attempts(config, lane, i)):
+                    return i
         return None
 
     def _give_up(self, lane: LiveLane, arrival: int) -> None:
         tx = self._require_tx()
         known = trouble.of(tx.db, arrival)
-        stored = ending.stored_attempts(tx, lane, arrival)
+        stored = ending.stored_attempts(tx.config, lane, arrival)
         reason = retries.why(tx.config, stored, tx.now - (known.first_at or tx.now), known.error)
         ending.apply_poison(tx, lane, arrival, reason)
 
@@ -442,8 +441,8 @@ def planned(tx: Tx, request: Request, add: Fill | None = None) -> tuple[Claimed,
     store = tx.lanes
     assert store is not None
     claiming = store.claiming
-    out = _prepared(store, request, tx.now, int(tx.config.lease_seconds * SECOND))
-    groups = claiming.plan(request, max(tx.now, store.memory.at), tx)
+    out = _prepared(store, request, tx.now, tx.config)
+    groups = claiming.plan(request, max(tx.now, store.memory.at), tx.config, tx)
     out.more = claiming.cut_short
     if groups:
         (add or fill)(store, out, groups)
@@ -462,7 +461,9 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
         store.append(kinds.ACK_FIRST, groups, token=out.token)
 
 
-def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old: int = 0) -> tuple[Claimed, list[Group]] | None:
+def claim_alone(
+    store: ShardLanes, request: Request, now: int, config: QueueConfig, old: int = 0
+) -> tuple[Claimed, list[Group]] | None:
     """Plan a claim that a single statement writes. None: that is not possible now, and nothing changed.
 
     Args:
@@ -474,7 +475,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old:
     memory.unsure = True  # the plan changes the order
     store.loader.alone = True
     try:
-        groups = claiming.plan(request, max(now, memory.at), None)
+        groups = claiming.plan(request, max(now, memory.at), config, None)
     except NeedsTransactionError:
         groups = []
     store.loader.alone = False
@@ -482,7 +483,7 @@ def claim_alone(store: ShardLanes, request: Request, now: int, length: int, old:
         claiming.refuse()
         memory.unsure = False
         return None
-    out = _prepared(store, request, now, length)
+    out = _prepared(store, request, now, config)
     fill(store, out, groups)
     out.token = memory.new_token()
     return out, groups
@@ -502,8 +503,8 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
     return False
 
 
-def _prepared(store: ShardLanes, request: Request, now: int, length: int) -> Claimed:
-    lease = length if request.lease is None else request.lease
+def _prepared(store: ShardLanes, request: Request, now: int, config: QueueConfig) -> Claimed:
+    lease = int(config.lease_seconds * SECOND) if request.lease is None else request.lease
     out = Claimed(store.shard, lease)
     out.deadline = NEVER if request.endless or lease > NEVER - now else now + lease
     return out

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import apsw
 
+from ..._config import QueueConfig
 from ..._keys import ASIDE, is_keyless
 from ..._sql import LANE_TABLES
 from ..commit.tx import Tx
@@ -87,7 +88,7 @@ def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
     return held is lane
 
 
-def stored_attempts(tx: Tx, lane: LiveLane, arrival: int) -> int:
+def stored_attempts(config: QueueConfig, lane: LiveLane, arrival: int) -> int:
     """Return the attempts of a message in the form that `retries` reads."""
     starts, crashes, _ = lane.attempts(arrival)
-    return starts + (crashes * (retries.crashed(tx.config) - 1))
+    return starts + (crashes * (retries.crashed(config) - 1))

@@ -337,7 +337,7 @@ def _nack(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure)
         return 0
     lane, (arrival,) = found
     noted = expiring.note_attempt(tx, lane, arrival, failure, tx.now, crashed=False)
-    stored = ending.stored_attempts(tx, lane, arrival) + retries.FAILED
+    stored = ending.stored_attempts(config, lane, arrival) + retries.FAILED
     wait = retries.retry_delay(config, batch.key, retries.starts(stored)) if delay is None else delay
     due = due_after(tx.now, wait, failed=delay is None) or 0
     failing = tx.now - (noted.first_at or tx.now)
@@ -532,7 +532,7 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
         if rare is not None:
             starts, _, until = lane.attempts(i)
             due = until if starts or until else due
-            if seq <= rare.solo or retries.given_up(tx.config, ending.stored_attempts(tx, lane, i)):
+            if seq <= rare.solo or retries.given_up(tx.config, ending.stored_attempts(tx.config, lane, i)):
                 break
         if not spared and ((due or 0) > tx.now or 0 < (expires or 0) <= tx.now):
             break
@@ -544,15 +544,14 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
 
 
 def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int) -> bool | None:
-    """Ack one message of a plain lane with a single statement. Return as `ack_alone`."""
+    """Ack one message with a single statement. Return as `ack_alone`."""
     memory = store.memory
     lane = memory.lanes.get(key)
-    if lane is None or lane.rare is not None or lane.grant is None or lane.grant.token != token:
+    if lane is None or (grant := lane.grant) is None or grant.token != token:
         return None
-    window, at = lane.ids, seq - lane.first
-    if window is None or not 0 <= at < lane.held or not window[at]:
+    ids = held_ids(lane, (seq,))
+    if ids is None:
         return None
-    ids = [window[at]]
     entry = (
         memory.seen + 1, kinds.ACK, now if now > memory.at else memory.at, memory.top, token, 0, None,
         ids[0].to_bytes(8, "little", signed=True),
