@@ -209,7 +209,7 @@ class LaneFile:
     def claim(self, request: Request) -> Claimed:
         if self.may_be_alone:
             now = self.now()
-            planned = claiming.claim_alone(self.lanes, request, now, int(self.config.lease_seconds * SECOND))
+            planned = claiming.claim_alone(self.lanes, request, now, self.config)
             if planned is not None and claiming.write_alone(self.lanes, *planned, request, now):
                 return planned[0]
         return self.transact(lambda tx: claiming.claim(tx, request))
