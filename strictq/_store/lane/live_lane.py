@@ -165,7 +165,7 @@ class LiveLane:
     @property
     def is_plain_and_empty(self) -> bool:
         """Return whether its tail and its last resolution are all that there is to it."""
-        return not (self.ids or self.split or self.rest or self.new or self.due or self.rare or self.holes) and self.grant is None
+        return not (self.ids or self.grant or self.split or self.rest or self.new or self.due or self.rare or self.holes)
 
     def with_rare_state(self) -> RareState:
         """Return its rare state, which is created if it has none."""

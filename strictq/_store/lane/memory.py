@@ -658,10 +658,17 @@ class ShardMemory:
             self.gone = [one for one in self.gone if one[0] > to]
             self.mark.fold_position = max(self.mark.fold_position, to)
         far = self.order.front + (self.limits.loaded_max << PLACE_BITS >> 2)
+        lanes, tails, dirty, lsn = self.lanes, self.tails, self.dirty, entry[0]
         for key in keys[begin:end]:
-            del self.dirty[key]
-            lane = self.lanes[key]
-            lane.lsn = max(lane.lsn, entry[0])
+            del dirty[key]
+            lane = lanes[key]
+            if lane.rare is None and lane.is_plain_and_empty:
+                del lanes[key]
+                if lane.tail:
+                    tails[key] = lane.tail
+                continue
+            if lane.lsn < lsn:
+                lane.lsn = lsn
             self._come_to_rest(lane, far)
         if len(self.tails) > self.limits.tails_max:
             for key in list(islice(self.tails, self.limits.tails_max // 4)):
