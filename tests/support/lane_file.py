@@ -201,7 +201,9 @@ class LaneFile:
 
     def send(self, items: Sequence[Item]) -> Sequence[Sent]:
         if len(items) == 1 and self.config.max_depth is None and self.may_be_alone:
-            done = sending.send_alone(self.lanes, items[0], self.now(), self.config)
+            options = items[0][2]
+            may = options is None or options.dedup_id is None
+            done = sending.send_alone(self.lanes, items[0], self.now(), self.config) if may else None
             if done is not None:
                 return [done[1]]
         return self.transact(lambda tx: sending.send(tx, items, depth_elsewhere=0))
