@@ -91,6 +91,10 @@ DELETE FROM trouble WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM message WHERE id
 -- checking: dedup ids of messages that were never sent. Takes the newest arrival number. Scans dedup.
 SELECT key, dedup_id FROM dedup WHERE id > ?;
 
+-- name: other_keys
+-- checking: the keys of dedup ids and of states. Ids of the whole queue have an empty one. Scans both tables.
+SELECT DISTINCT 'dedup id', key FROM dedup WHERE key <> x'' UNION ALL SELECT 'key state', key FROM key_state;
+
 -- name: newest_outbox
 -- checking: the newest send to another shard that has not arrived. Scans outbox.
 SELECT ifnull(max(id), 0) FROM outbox;

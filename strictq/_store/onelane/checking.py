@@ -21,7 +21,7 @@ from ..._sql import CHECK, LANE_LOOKS, LANE_TABLES
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
-from ..lane.live_lane import LiveLane
+from ..lane.live_lane import LaneAtRest, LiveLane, parse_done
 from ..lane.memory import ShardMemory
 from ..tables import gone
 from . import message_opts
@@ -76,6 +76,8 @@ class _Check:
 
     Attributes:
         unresolved: the arrival numbers of all unresolved messages, without those of unreadable lanes.
+        unreadable: the number of these.
+        doubtful: lanes may have lost messages, so that a repair must not delete rows or set a total.
         endless: by token, how many messages leases without a deadline have. `endless_of`: their lanes and consumers.
     """
 
@@ -87,6 +89,7 @@ class _Check:
         self.unresolved = array("q")
         self.n_lanes = 0
         self.unreadable = 0
+        self.doubtful = False
         self.endless: Counter[int] = Counter()
         self.endless_of: list[tuple[int, str, bytes]] = []
 
@@ -111,13 +114,13 @@ class _Check:
                     self.unreadable += 1
                     yield "lane", f"lane {key!r}: {_text(e)}", None
                     continue
-                yield from self._lane(lane, (row.position, row.due, row.held_at, row.lsn))
+                yield from self._lane(lane, row)
 
-    def _lane(self, lane: LiveLane, row: tuple[int | None, int | None, int | None, int] | None) -> Iterator[Finding]:
+    def _lane(self, lane: LiveLane, row: LaneAtRest | None) -> Iterator[Finding]:
         """Check one lane.
 
         Args:
-            row: position, due, held_at and lsn of its row, which must say the same. None: it was changed since it was written.
+            row: its row, which must say the same. None: it was changed since the row was written.
         """
         key, store = lane.key, self._store
         self.n_lanes += lane.tail > 0
@@ -125,6 +128,7 @@ class _Check:
         try:
             view = LaneView(store, lane, 0)
             messages = view.unresolved(0, _ALL)
+            done = lane.done if row is None else parse_done(row.done)
         except _INVALID as e:
             self.unreadable += 1
             yield "lane", f"lane {key!r}: {_text(e)}", None
@@ -133,38 +137,52 @@ class _Check:
         rows = store.log.keys([i for _, i in messages])
         for seq, i in messages:
             if not _is_of(rows.get(i), key, seq):
+                self.doubtful = True
                 yield "message", f"message {seq} of lane {key!r} has no row {i} in `message`", None
         if len(messages) != depth_of(lane):
             yield "lane", f"lane {key!r} has {len(messages)} messages, but its row counts {depth_of(lane)}", _rewrite(key)
-        lease = view.last_lease
-        if lease is not None:
-            if lease.token > store.memory.new_token() - 1:
-                yield "token", f"the token {lease.token} of lane {key!r} is newer than any issued", None
-            if not lease.lo <= lease.hi <= lane.tail or not lease.lo - 1 <= lease.started <= lane.tail:
-                detail = f"has {lease.lo}..{lease.hi}, started {lease.started}, but the tail is {lane.tail}"
-                yield "lease", f"the lease of lane {key!r} {detail}", None
-            if lease.deadline == NEVER:
-                self.endless[lease.token] += len(lane.leased())
-                self.endless_of.append((lease.token, lease.consumer, key))
+        newest = store.memory.new_token() - 1
+        for token in (lane.grant.token if lane.grant is not None else 0, done[0] if done is not None else 0):
+            if token > newest:
+                yield "token", f"the token {token} of lane {key!r} is newer than any issued", None
+        yield from self._lease(lane, view, [seq for seq, _ in messages])
         times = store.log.times([i for _, i in messages])
         spared = lane.rare.redriven if lane.rare is not None else ()
         soonest = min((end for i, (_, end) in times.items() if end is not None and i not in spared), default=None)
         if soonest is not None and not 0 < lane.expires <= soonest:
             yield "expires", f"a message of lane {key!r} expires at {soonest}, but the lane at {lane.expires}", None
         if row is not None:
-            yield from self._at_rest(lane, messages, times, *row)
+            yield from self._at_rest(lane, messages, times, row)
+
+    def _lease(self, lane: LiveLane, view: LaneView, seqs: list[int]) -> Iterator[Finding]:
+        """Check the lease of a lane, and what waits for its end."""
+        key, lease, rare = lane.key, view.last_lease, lane.rare
+        waiting = {seq for seq, _ in rare.waiting} if rare is not None else set()
+        if lease is None:
+            if waiting:
+                yield "redrive", f"message {min(waiting)} of lane {key!r} waits for a lease that is not there", _revive(key)
+            return
+        if not lease.lo <= lease.hi <= lane.tail or not lease.lo - 1 <= lease.started <= lane.tail:
+            detail = f"has {lease.lo}..{lease.hi}, started {lease.started}, but the tail is {lane.tail}"
+            yield "lease", f"the lease of lane {key!r} {detail}", None
+        leased = lane.leased()
+        before = [seq for seq in seqs if seq < min(lease.lo, leased[0][0]) and seq not in waiting] if leased else []
+        if before or (leased and leased[0][0] < lease.lo):
+            seq = before[0] if before else leased[0][0]
+            yield "lease_order", f"message {seq} of lane {key!r} comes before its lease, and is not part of it", None
+        if lease.deadline == NEVER:
+            self.endless[lease.token] += len(leased)
+            self.endless_of.append((lease.token, lease.consumer, key))
 
     def _at_rest(
         self,
         lane: LiveLane,
         messages: list[tuple[int, int]],
         times: dict[int, tuple[int | None, int | None]],
-        position: int | None,
-        due: int | None,
-        held_at: int | None,
-        lsn: int,
+        row: LaneAtRest,
     ) -> Iterator[Finding]:
         """Compare the columns by which a lane at rest is found with its contents."""
+        position, due, held_at, lsn = row.position, row.due, row.held_at, row.lsn
         rare = lane.rare
         hold = rare is not None and rare.hold is not None
         waiting = {i for _, i in rare.waiting} if rare is not None else set()
@@ -207,6 +225,7 @@ class _Check:
         mine = array("q", sorted(self.unresolved))
         for one, other in pairwise(mine):
             if one == other:
+                self.doubtful = True
                 yield "arrival", f"message {one} is in two places", None
         self.unresolved = mine
         at, after = 0, 0
@@ -225,7 +244,7 @@ class _Check:
                         buckets = {bucket: gone.bits_of(self._db, memory.shard, bucket)}
                     except _INVALID as e:
                         buckets = {bucket: 0}
-                        yield "gone", _text(e), None
+                        yield "gone", _text(e), _drop_bucket(bucket)
                 while at < len(mine) and mine[at] < i:
                     at += 1
                 is_pending, is_dead = at < len(mine) and mine[at] == i, i in dead
@@ -236,7 +255,9 @@ class _Check:
                 elif noted and (is_pending or is_dead):
                     yield "gone", f"{where} is not resolved, but noted as such", _unnote(i)
                 elif not (is_pending or is_dead or noted or i in fresh or self.unreadable) and i != memory.top:
-                    yield "gone", f"{where} is resolved, but its row is not noted for deletion", _note(i)
+                    self.doubtful |= memory.totals.pending != len(mine)
+                    fix = None if self.doubtful else _note(i)
+                    yield "gone", f"{where} is resolved, but its row is not noted for deletion", fix
                 if is_pending or is_dead:
                     if not has_body:
                         yield "body", f"{where} has no body", None
@@ -266,6 +287,8 @@ class _Check:
             noted = int.from_bytes(bits, "little")
             if any(noted >> at & 1 and first + at not in rows for at in range(gone.BUCKET_MASK + 1)):
                 yield "gone", f"bucket {bucket} of `gone` notes messages that do not exist", _clean_bucket(bucket)
+        for table, key in run(LANE_LOOKS.other_keys).fetchall():
+            yield from self._key(key, table)
         for key, dedup_id in run(LANE_LOOKS.dedup_over_top, (memory.top,)):
             yield "dedup", f"dedup id {dedup_id!r} of lane {key!r} points past the newest message", None
         if memory.mark.cut > memory.seen or memory.mark.counted > memory.seen:
@@ -307,7 +330,7 @@ class _Check:
         for name, need in (("pending", len(self.unresolved)), ("dead", dead), ("lanes", self.n_lanes)):
             have = getattr(totals, name)
             if have != need:
-                fix = None if self.unreadable else _set_total(name)
+                fix = None if self.unreadable or self.doubtful else _set_total(name)
                 yield "counter", f"{name} is {have}, but there are {need}", fix
 
 
@@ -400,6 +423,19 @@ def _rewrite(key: bytes) -> Fix:
     return fix
 
 
+def _revive(key: bytes) -> Fix:
+    """Let redriven messages be unresolved that wait for a lease that is not there."""
+
+    def fix(tx: Tx) -> None:
+        store = _store(tx)
+        lane = store.loader.lane(key)
+        if lane.grant is None and lane.rare is not None and lane.rare.waiting:
+            store.append(kinds.RELEASE, [(lane, [])], holder=kinds.BY_KEY, data=encode_keys([key]))
+            tx.wake = True
+
+    return fix
+
+
 def _note(arrival: int) -> Fix:
     def fix(tx: Tx) -> None:
         store = _store(tx)
@@ -419,6 +455,18 @@ def _unnote(arrival: int) -> Fix:
         bucket = arrival >> gone.BUCKET_BITS
         bits = gone.bits_of(tx.db, tx.shard, bucket) & ~(1 << (arrival & gone.BUCKET_MASK))
         gone.write(tx.db, tx.shard, bucket, bits)
+
+    return fix
+
+
+def _drop_bucket(bucket: int) -> Fix:
+    """Forget which rows of a bucket may be deleted. Those that are resolved are noted again."""
+
+    def fix(tx: Tx) -> None:
+        try:
+            gone.bits_of(tx.db, tx.shard, bucket)
+        except _INVALID:
+            tx.run(LANE_TABLES.drop_gone, (bucket,))
 
     return fix
 
