@@ -573,13 +573,13 @@ class Queue:
     def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
         """Return dead letters to their lane at their original seq, ahead of all later messages, with attempts 0 and no TTL.
 
-        If a lease holds the lane, they return when it ends.
+        They are unresolved at once. If a lease holds the lane, they are delivered after it has ended.
 
         Args:
             key: the key; None: all keys.
             seqs: the messages of the key; None: all of them.
         Returns:
-            The number of dead letters that were returned, or will be.
+            The number of dead letters that were returned.
         Raises:
             InvalidArgument: seqs without a key.
 
@@ -611,7 +611,7 @@ class Queue:
     def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
         """Delete the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
 
-        Also deletes dead letters whose redrive waits for the end of a lease. Messages in flight stay with their consumer.
+        Also deletes redriven messages that wait for the end of a lease. Messages in flight stay with their consumer.
         Seqs are not reused. Runs in steps of 1,000 messages, so that other writers can write in between.
 
         Args:

@@ -4,22 +4,6 @@
 -- check, salvage and catalog.damage: SQLite's own findings, 20 at most; one row 'ok' if there are none.
 PRAGMA integrity_check(20);
 
--- name: body_missing
--- check and salvage, rule body: a row without an inline body has one out of line.
-SELECT 'message', m.lane, m.seq FROM message m WHERE m.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = m.id)
-UNION ALL
-SELECT 'dead', d.lane, d.seq FROM dead d WHERE d.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = d.id);
-
--- name: maxima
--- check and salvage, rule counter: the values that the counter row must have reached.
-SELECT (SELECT ifnull(max(id), 0) FROM message), (SELECT ifnull(max(id), 0) FROM dead), (SELECT ifnull(max(position), 0) FROM ready),
-       (SELECT ifnull(max(id), 0) FROM lane), (SELECT ifnull(max(token), 0) FROM lease), (SELECT ifnull(max(id), 0) FROM outbox),
-       (SELECT ifnull(max(done_token), 0) FROM lane);
-
--- name: totals
--- check and salvage, rule counter: the rows that it counts.
-SELECT (SELECT count(*) FROM message), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
-
 -- name: outbox_nowhere
 -- check, rule outbox: sends to a shard that does not exist. Takes the number of shards.
 SELECT destination, id FROM outbox WHERE destination NOT BETWEEN 0 AND ?1 - 1;
@@ -38,13 +22,6 @@ WHERE c.name IS NULL OR h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> 
 SELECT h.consumer, h.n, h.state, h.messages, h.bytes, count(b.part), ifnull(sum(b.messages), 0), ifnull(sum(length(b.data)), 0),
        ifnull(max(b.part), -1) FROM handout h LEFT JOIN handout_block b ON b.consumer = h.consumer AND b.n = h.n
 GROUP BY h.consumer, h.n;
-
--- name: handout_leases
--- check and handouts, rule handout: unresolved and rejected messages of an open batch, which must add up to its messages.
-SELECT h.consumer, h.n, h.messages,
-       (SELECT ifnull(sum(e.pending), 0) FROM lease e WHERE e.token = h.token AND e.deadline = 4611686018427387904),
-       (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n)
-FROM handout h WHERE h.state = 'open';
 
 -- name: handout_orphans
 -- check, rule handout: blocks and rejected messages without a batch.

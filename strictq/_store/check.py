@@ -14,7 +14,7 @@ import apsw
 import attrs
 
 from .. import _files as files
-from .._errors import StoreCorrupt, StoreError, StrictqError
+from .._errors import StoreError, StrictqError
 from .._findings import Problem
 from .._sql import CHECK
 from . import catalog
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Found = list[tuple[Problem, Fix | None]]
 FINDINGS_MAX: Final = 1000
 DIFFERENCES_MAX: Final = 20
+NO_MEMORY: Final = ("integrity", "log")
+"""With such a problem, no memory of the shard can be built."""
 
 
 def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Found:
@@ -63,11 +65,10 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     problems = check_catalog(store)
     for shard in store.shards:
         try:
-            found: Found = []
-            with suppress(StoreCorrupt):  # reading the file again says what is wrong
-                found = shard.view(_check_memory)
-            if not found:
-                found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
+            found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
+            if not any(problem.rule in NO_MEMORY for problem, _ in found):
+                # First of all, because the other repairs use the memory.
+                found = shard.view(_check_memory) + found
         except StoreError as e:
             files.require_descriptors()
             problems.append(Problem(shard.number, "unreadable", str(e)))

@@ -113,7 +113,7 @@ def _shard_stats(store: Store, shard: Shard) -> ShardStats:
         empties = store.unwritten_empties(shard.number)
 
         def stats(lanes: ShardLanes, most: int | None) -> ShardStats | None:
-            return reporting.stats(lanes, shard.range, store.time, shard.path, empties, most)
+            return reporting.stats(lanes, shard.range.bounds, store.time, shard.path, empties, most)
 
         found = shard.view(lambda lanes: stats(lanes, FEW)) or shard.survey(lambda lanes: stats(lanes, None))
         assert found is not None

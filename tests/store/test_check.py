@@ -30,8 +30,8 @@ NAMES = [
 
 def put_to_rest(q: Queue) -> None:
     """Write the rows of all lanes, cut the journals, and let memory forget the lanes."""
-    write_rows(q)
     for shard in store_of(q).shards:
+        write_rows(q, shard.number)
         shard.run(lambda tx: tx.lanes.begin_anew())
 
 

@@ -46,7 +46,7 @@ Sequence = tuple[Step, ...]
 
 @attrs.define
 class Message:
-    """`redriving`: dead, and put back when the lease of its lane ends."""
+    """`redriving`: unresolved, but not delivered before the lease of its lane ends."""
 
     seq: int
     state: Literal["waiting", "leased", "gone", "dead", "redriving"] = "waiting"
@@ -87,7 +87,7 @@ class Lane:
 
     def unresolved(self) -> list[Message]:
         """Return its unresolved messages, in order."""
-        return self.of("waiting", "leased")
+        return self.of("waiting", "leased", "redriving")
 
     def is_free(self) -> bool:
         """Return whether it has something to deliver."""
@@ -355,7 +355,7 @@ class World:
             messages = lane.unresolved()
             members = lane.lease.members if lane.lease is not None and not lane.lease.is_over else []
             unresolved += len(messages)
-            dead += len(lane.of("dead", "redriving"))
+            dead += len(lane.of("dead"))
             flying += len(members)
             if lane.is_held:
                 held += len(messages) - len(members)
@@ -368,7 +368,7 @@ class World:
         found = (stats.depth, stats.in_flight, stats.held, stats.dead, stats.sends, stats.acks)
         assert found == (unresolved, flying, held, dead, self.place.sends, self.place.acks)
         letters = {(x.key, x.seq) for x in q.dead_letters()}
-        assert letters == {(key + self.suffix, m.seq) for key, lane in self.lanes.items() for m in lane.of("dead", "redriving")}
+        assert letters == {(key + self.suffix, m.seq) for key, lane in self.lanes.items() for m in lane.of("dead")}
         require_memories(*self.queues)
 
     def drain(self, who: int) -> None:

@@ -51,13 +51,19 @@ def test_what_did_not_commit_is_not_counted(tmp_path: Path) -> None:
         assert totals(q) == {"dead_letters": 1, "rejected": 1, "dead": 1}
 
 
-def test_a_redrive_that_waits_counts_when_it_happens(tmp_path: Path) -> None:
+def test_a_redriven_message_is_unresolved_at_once_though_a_lease_holds_its_lane(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "q", durability="process") as q:
         for _ in range(2):
             q.send(b"", key="k")
         first, second = q.receive(2)
         first.reject("no")
-        q.redrive("k")
-        assert "redriven" not in totals(q)
+        assert q.redrive("k") == 1
+        for _ in range(2):
+            assert totals(q) == {"dead_letters": 1, "rejected": 1, "redriven": 1}
+            assert (q.stats().ready, q.stats().in_flight, q.dead_letters()) == (1, 1, [])
+            assert [(m.seq, m.state, m.attempts) for m in q.peek("k")] == [(1, "ready", 0), (2, "in_flight", 0)]
+            assert q.redrive("k") == 0
+        assert q.receive() == []
         second.ack()
         assert totals(q) == {"dead_letters": 1, "rejected": 1, "redriven": 1}
+        assert [d.seq for d in q.receive()] == [1]

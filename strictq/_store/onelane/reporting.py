@@ -15,7 +15,6 @@ from ..._keys import decode_key
 from ..._sql import HANDOUT, LANE_LOOKS
 from ..._stats import ShardStats
 from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
-from ..topology import Range
 from . import counting, failures, looking
 from .headers import headers as stored_headers
 from .looking import LaneView
@@ -153,11 +152,12 @@ def _span(microseconds: int) -> str:
 
 
 def stats(
-    lanes: ShardLanes, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int, most: int | None
+    lanes: ShardLanes, bounds: tuple[str, str], time: QueueTime, path: Path | None, unwritten_empties: int, most: int | None
 ) -> ShardStats | None:
     """Return the counts of a shard.
 
     Args:
+        bounds: the first and the last hash of its range.
         most: how many lanes at rest to read.
     Returns:
         None: more must be read.
@@ -170,7 +170,7 @@ def stats(
     rate = decayed_rate(t, now)
     disk, wal = _sizes(path)
     return ShardStats(
-        shard=part.shard, hash_lo=part.bounds[0], hash_hi=part.bounds[1],
+        shard=lanes.shard, hash_lo=bounds[0], hash_hi=bounds[1],
         ready=t.pending - found.in_flight - found.delayed - found.held, in_flight=found.in_flight, delayed=found.delayed,
         held=found.held, dead=t.dead, lanes=t.lanes, oldest_age_seconds=_age(now, found.oldest),
         first_attempt_age_seconds=_age(now, found.unattempted),
