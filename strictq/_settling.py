@@ -146,7 +146,7 @@ class Settling:
             lo, hi = lease._lo, lease._hi
             if n != lease._open or hi - lo + 1 != n or self._is_foreign(lease):
                 return None
-            work.append((lease, lease._held.whole(range(lo, hi + 1))))
+            work.append((lease, lease._held.some(range(lo, hi + 1))))
         return work
 
     def _by_lease(self, given: Sequence[MessageState], results: list[Any]) -> list[tuple[LeaseState, list[int]]]:
@@ -520,7 +520,7 @@ class Settling:
             key: the lane's key, in its stored form.
         """
         origin = Origin(self._storage, self._storage.shard_of(shared_key(key)), "")
-        return NamedMessage(NamedLease(origin, Held.of_handle(key, token), seq), seq)
+        return NamedMessage(NamedLease(origin, Held(key, token), seq), seq)
 
     def own(self, d: MessageState) -> LeaseState:
         """Return the lease of a message.

@@ -858,7 +858,7 @@ MUTATIONS = [
     _store(
         "crashes count alone",
         "onelane/retries.py",
-        "    if crashes(stored) >= limit:\n        return True\n",
+        "    if crashes >= limit:\n        return True\n",
         "",
         "tests/unit/test_give_up.py",
     ),

@@ -71,20 +71,13 @@ def select_all(table: str) -> str:
 
 CATALOG: Final = Statements("catalog")
 SHARD: Final = Statements("shard")
-SEND: Final = Statements("send")
-CLAIM: Final = Statements("claim")
-SETTLE: Final = Statements("settle")
-LANES: Final = Statements("lanes")
 OUTBOX: Final = Statements("outbox")
 HANDOUT: Final = Statements("handout")
 SCAN: Final = Statements("scan")
-OPERATE: Final = Statements("operate")
-INSPECT: Final = Statements("inspect")
 CHECK: Final = Statements("check")
 SALVAGE: Final = Statements("salvage")
 HISTORY: Final = Statements("history")
 APPLIED: Final = Statements("applied")
-HOT: Final = Statements("hot")
 REPLICATION: Final = Statements("replication")
 MERGE: Final = Statements("merge")
 MIGRATING: Final = Statements("migrating")
@@ -97,7 +90,7 @@ _FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
 SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lease_index))
 """The tables of a shard of format 1. Salvage knows their order: the first page of each follows from it."""
-FORMAT_2: Final = "\n".join((HOT.schema, SHARD.format_2, SHARD.history_2))
+FORMAT_2: Final = "\n".join((SHARD.logs, SHARD.format_2, SHARD.history_2))
 """The statements that upgrade those tables to format 2."""
 FORMAT_3: Final = "\n".join((SHARD.meta, LANE_LOG.schema, LANE_TABLES.schema, *_FEATURES, SHARD.history_2))
 """The tables of a shard of format 3."""

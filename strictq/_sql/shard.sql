@@ -192,6 +192,41 @@ CREATE TABLE history (
     body            BLOB                           -- NULL: not kept
 ) STRICT;
 
+-- name: logs
+-- The logs of format 2: every arrival, and its outcome. docs/explanation/storage.md describes how the two are read together.
+CREATE TABLE inbox (
+    id              INTEGER PRIMARY KEY,           -- arrival number: the same sequence as counter.last_id
+    key             BLOB    NOT NULL,
+    seq             INTEGER NOT NULL,
+    sent_at         INTEGER NOT NULL,
+    expires         INTEGER,
+    headers         TEXT,
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    body            BLOB                           -- NULL: in `body`
+) STRICT;
+CREATE TABLE journal (
+    id       INTEGER PRIMARY KEY,                  -- without a hole: a writer that missed one reads it first
+    kind     INTEGER NOT NULL,                     -- 1 claim, 2 ack, 3 start, 4 cool
+    at       INTEGER NOT NULL,                     -- queue time
+    top      INTEGER NOT NULL,                     -- newest row of inbox that was there before it
+    count    INTEGER NOT NULL,                     -- messages
+    token    INTEGER NOT NULL,                     -- claim: of its leases; else 0
+    deadline INTEGER NOT NULL,                     -- claim: of its leases; cool: rows of inbox up to here are gone
+    before   INTEGER NOT NULL,                     -- claim: while nothing is started, lease.started is so far before its first message
+    charged  INTEGER NOT NULL,                     -- claim: 1: a message that is alone in its lease counts as started
+    consumer TEXT,                                 -- claim
+    data     BLOB    NOT NULL                      -- arrival numbers, 8 bytes each, little-endian; cool: keys
+) STRICT;
+CREATE TABLE counted (
+    one         INTEGER PRIMARY KEY CHECK (one = 1),
+    inbox_top   INTEGER NOT NULL,                  -- the counter row includes rows of inbox up to here,
+    journal_top INTEGER NOT NULL,                  -- and of journal
+    gate        INTEGER NOT NULL                   -- how often the counter row was written
+) STRICT;
+INSERT INTO counted VALUES (1, 0, 0, 0);
+
 -- name: format_2
 -- __init__.FORMAT_2, catalog and migrate: the additions of format 2 to the tables above. The errors are the newest ones of a message's
 -- attempts, as JSON (see failures.py); NULL if no attempt failed.

@@ -27,13 +27,13 @@ def put(tx: Tx, destination: int, item: Item) -> int:
     key, body, options, _ = item
     options = options or Options()
     times = times_of(tx.now, options, tx.config)
-    tx.totals.last_outbox += 1
+    number = tx.totals.last_outbox = tx.totals.last_outbox + 1
     tx.run(
         OUTBOX.insert,
-        (destination, tx.totals.last_outbox, key, times.sent_at, times.due, times.expires, options.dedup_id, options.headers,
+        (destination, number, key, times.sent_at, times.due, times.expires, options.dedup_id, options.headers,
          options.size_hint, options.prepare_seconds, options.process_seconds, body),
     )  # fmt: skip
-    return tx.totals.last_outbox
+    return number
 
 
 def destinations(db: Any) -> list[int]:

@@ -210,9 +210,7 @@ def _claim(
 
 
 def _heads(claimed: Claimed) -> list[int]:
-    if claimed.all_hot:
-        return [rows[0][ID] for rows in claimed.hot]
-    return [held.rows[0][ID] for held in claimed.leases]
+    return [rows[0][ID] for rows in claimed.rows]
 
 
 def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:

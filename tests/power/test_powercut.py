@@ -25,7 +25,7 @@ import pytest
 import strictq
 from strictq import _files as files
 from strictq._store import catalog, outbox, shard
-from strictq._store.commit import connection, tx
+from strictq._store.commit import connection
 from strictq._store.disk import layout
 from strictq._store.lane.memory import ShardMemory
 from strictq.testing import FakeClock
@@ -149,11 +149,6 @@ def _repeated_arrivals(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tokens_without_epoch(patch: pytest.MonkeyPatch) -> None:
-    def new_token(self: tx.Tx) -> int:
-        self.totals.last_token += 1
-        return self.totals.last_token
-
-    patch.setattr(tx.Tx, "new_token", new_token)
     patch.setattr(ShardMemory, "new_token", lambda self: self.last_token + 1)
 
 

@@ -214,7 +214,7 @@ def test_sends_from_many_threads_share_commits_and_keep_their_order(q: Queue) ->
 
 def whole_lease(d: Delivery) -> Settlement:
     """Return a lease of one message, as its ack passes it to the store."""
-    return d.lease._held.whole(range(d.seq, d.seq + 1))
+    return d.lease._held.some(range(d.seq, d.seq + 1))
 
 
 def test_acks_from_many_threads_are_one_pass(q: Queue) -> None:

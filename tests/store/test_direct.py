@@ -1,4 +1,4 @@
-"""Single-statement operations on hot lanes: only where memory is current, and always completely."""
+"""Calls that are one statement: only where memory is current, and always completely."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 import apsw
 import pytest
-from strictq._store.hot.direct import Direct
 
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
-from strictq._sql import HOT
+from strictq._sql import LANE_LOG
 from strictq._store.disk.wal_file import UNSYNCED_MAX
-from tests.store.test_hot import require_agreement
+from strictq._store.onelane.alone import LaneAlone
+from tests.support.folds import require_agreement
 from tests.support.internals import connection_of, store_of
 
-ARRIVAL, EVENT = HOT.append_arrival, HOT.append_event
+ARRIVAL, EVENT = LANE_LOG.insert_alone, LANE_LOG.append_alone
 
 
 @pytest.fixture(params=["process", "full"])
 def q(request: pytest.FixtureRequest, queue_path: str) -> Iterator[Queue]:
-    """Yield a queue with current memory, and empty hot lanes "a" and "b"."""
+    """Yield a queue with current memory, and empty lanes "a" and "b"."""
     with strictq.open(queue_path, durability=request.param, shards=1) as q:
         for _ in range(2):
             q.send_many([Message(b"", key=key) for key in ("a", "b")])
@@ -52,8 +52,7 @@ def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:
     hands: list[Delivery] = []
     for key in ("a", "b", "a"):
         assert statements(q, lambda: q.send(b"1", key=key)) == [ARRIVAL]  # noqa: B023 - called at once
-    assert statements(q, lambda: hands.extend(q.receive(1))) == [EVENT]
-    assert statements(q, lambda: hands.extend(q.receive(1))) == [EVENT]
+    assert statements(q, lambda: hands.extend(q.receive(2, per_key=1))) == [EVENT]
     assert [(d.key, d.seq) for d in hands] == [("a", 3), ("b", 3)]
     assert statements(q, lambda: q.ack_many(hands)) == [EVENT]
     (d,) = q.receive(1)
@@ -62,6 +61,10 @@ def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:
         d.ack()
     assert q.stats().depth == 0
     assert (q.stats().sends, q.stats().acks) == (7, 7)
+
+
+def test_an_ack_of_nothing_does_nothing(q: Queue) -> None:
+    assert q._storage.ack(0, []) == []
 
 
 ELSEWHERE: dict[str, Callable[[Queue], object]] = {
@@ -151,15 +154,15 @@ def test_settings_that_change_on_the_way_count(q: Queue, monkeypatch: pytest.Mon
     """Another thread changes the settings after they were checked."""
     q.send(b"1", key="a")
     (d,) = q.receive(1)
-    look = Direct._may
+    look = LaneAlone._may
 
-    def looked(self: Direct, settings: tuple[QueueConfig, int]) -> bool:
-        may = look(self, settings)
-        monkeypatch.setattr(Direct, "_may", look)
+    def looked(self: LaneAlone, config: QueueConfig) -> bool:
+        may = look(self, config)
+        monkeypatch.setattr(LaneAlone, "_may", look)
         q.configure(history="records")
         return may
 
-    monkeypatch.setattr(Direct, "_may", looked)
+    monkeypatch.setattr(LaneAlone, "_may", looked)
     d.ack()
     assert [(r.key, r.outcome) for r in q.history()] == [("a", "acked")]
 

@@ -1,4 +1,4 @@
-"""How attempts are packed in a row, and the delay of a retry."""
+"""When a message is given up, and the delay of a retry."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import pytest
 from strictq import QueueConfig
 from strictq._store.onelane import retries
 from strictq.testing import FakeClock
-from tests.support.internals import connection_of
 from tests.support.queues import Opener
 
 HOUR = 3600.0
 
 
-@pytest.mark.one_shard("the tables of the first shard")
 @pytest.mark.parametrize("end", ["ack", "reject", "expire"])
-def test_what_is_packed_is_shown_as_starts_everywhere(make: Opener, clock: FakeClock, end: str) -> None:
+def test_crashes_and_failures_are_shown_as_attempts_everywhere(make: Opener, clock: FakeClock, end: str) -> None:
     q = make(retry_for_seconds=HOUR, max_attempts=5, history="records", on_expire="dead_letter")
     q.send(b"", "k", ttl=50.0)
     q.receive(lease_seconds=1.0)
     clock.advance(2.0)
     (d,) = q.receive(1)
     d.nack()
-    stored = connection_of(q).execute("SELECT attempts FROM message").get
-    assert (retries.starts(stored), retries.crashes(stored)) == (2, 1)
     assert q.explain("k").attempts == 2
     assert q.check() == []
     if end == "expire":
@@ -35,6 +31,19 @@ def test_what_is_packed_is_shown_as_starts_everywhere(make: Opener, clock: FakeC
         d.ack() if end == "ack" else d.reject("no")
     assert [r.attempts for r in q.history()] == [2 if end == "expire" else 3]
     assert [x.attempts for x in q.dead_letters()] == {"ack": [], "reject": [3], "expire": [2]}[end]
+
+
+def test_crashes_count_alone_and_failures_after_their_time() -> None:
+    config = QueueConfig(max_attempts=3, retry_for_seconds=10.0)
+    second = 1_000_000
+    assert not retries.given_up(config, 9, 2, None)
+    assert not retries.given_up(config, 9, 2, 10 * second - 1)
+    assert retries.given_up(config, 9, 2, 10 * second)
+    assert retries.given_up(config, 3, 3, None)
+    assert not retries.given_up(config, 2, 2, 10 * second)
+    at_once = QueueConfig(max_attempts=3, retry_for_seconds=0.0)
+    assert [retries.given_up(at_once, starts, 0) for starts in (2, 3)] == [False, True]
+    assert not retries.given_up(QueueConfig(max_attempts=None), 99, 99, 99 * second)
 
 
 def test_waits_are_the_same_each_time_and_never_above_the_maximum() -> None:

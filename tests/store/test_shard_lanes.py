@@ -17,7 +17,7 @@ from strictq._store.commit.tx import Tx
 from strictq._store.lane import entries as kinds
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import EFFECTS, StoreLimits
-from strictq._store.onelane import operating, sending, settling
+from strictq._store.onelane import expiring, operating, sending, settling
 from strictq._store.onelane.failures import AttemptFailure
 from strictq._store.onelane.leases import Settlement
 from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request
@@ -144,6 +144,14 @@ def test_a_memory_that_is_behind_does_not_refuse(opened: Opened) -> None:
     assert first.totals().acks == 3
 
 
+def test_a_worker_that_died_without_a_lease_leaves_nothing_to_end(opened: Opened) -> None:
+    shard = opened.open()
+    send(shard, 1)
+    claim(shard)
+    shard.transact(lambda tx: expiring.end_claims(tx, [], single=True))
+    assert not shard.claim(request(1)).messages
+
+
 def test_a_refusal_changes_nothing_and_costs_no_rebuild(opened: Opened) -> None:
     shard = opened.open(config=CONFIG.evolve(max_depth=3))
     send(shard, 3)
@@ -151,7 +159,7 @@ def test_a_refusal_changes_nothing_and_costs_no_rebuild(opened: Opened) -> None:
     with pytest.raises(QueueFull):
         send(shard, 1)
     with pytest.raises(LeaseLost):
-        shard.transact(lambda tx: settling.ack_lane(tx, Settlement(0, KEY, 7, [1])))
+        shard.transact(lambda tx: settling.ack_lane(tx, Settlement(KEY, 7, [1])))
     assert shard.lane(KEY)[0] == 3
     assert (shard.memory.rebuilds, opened.run("SELECT * FROM journal"), opened.run("SELECT id FROM message")) == before
 
@@ -161,7 +169,7 @@ def test_a_refusal_after_a_send_of_the_same_operation_takes_both_back(opened: Op
 
     def sends_and_is_refused(tx: Tx) -> None:
         sending.send(tx, [item(KEY)])
-        settling.ack_lane(tx, Settlement(0, KEY, 7, [1]))
+        settling.ack_lane(tx, Settlement(KEY, 7, [1]))
 
     refused, _ = shard.group([sends_and_is_refused, lambda tx: sending.send(tx, [item(b"sb")])])
     assert isinstance(refused, LeaseLost)

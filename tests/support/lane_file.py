@@ -68,7 +68,7 @@ def groups_of(claimed: Claimed) -> list[tuple[bytes, list[int]]]:
 
 
 def batches(token: int, groups: Sequence[tuple[bytes, Sequence[int]]]) -> list[Settlement]:
-    return [Settlement(0, key, token, seqs) for key, seqs in groups]
+    return [Settlement(key, token, seqs) for key, seqs in groups]
 
 
 class LaneFile:

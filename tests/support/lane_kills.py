@@ -100,7 +100,7 @@ def some_options(r: random.Random) -> dict[str, Any]:
 
 def give_back(shard: LaneFile, r: random.Random, token: int, groups: dict[bytes, dict[int, int]]) -> None:
     key, ids = next(iter(groups.items()))
-    one = [Settlement(0, key, token, [next(iter(ids))])]
+    one = [Settlement(key, token, [next(iter(ids))])]
     if r.random() < 0.4:
         shard.transact(lambda tx: settling.nack(tx, one, r.choice((0, 50_000)), AttemptFailure("failed")))
     elif r.random() < 0.5:
@@ -112,7 +112,7 @@ def give_back(shard: LaneFile, r: random.Random, token: int, groups: dict[bytes,
 def ack(shard: LaneFile, token: int, groups: dict[bytes, dict[int, int]]) -> None:
     def together(tx: Tx) -> None:
         for key, ids in groups.items():
-            if not settling.ack_lane(tx, Settlement(0, key, token, list(ids))):
+            if not settling.ack_lane(tx, Settlement(key, token, list(ids))):
                 raise AssertionError("it was acked before")
             tx.many(ADD, [(i, key, seq) for seq, i in ids.items()])
 

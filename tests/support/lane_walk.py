@@ -446,7 +446,7 @@ class Walk:
         live = [key for key in keys if self.lease(key, token)]
         asked = [(naive.RELEASE, encode_keys([key])) for key in live]
         self.asked = lambda new: bool(new == asked)
-        results = shard.transact(lambda tx: settling.release(tx, [Settlement(0, key, token, [1]) for key in keys]))
+        results = shard.transact(lambda tx: settling.release(tx, [Settlement(key, token, [1]) for key in keys]))
         assert [key for key, lost in zip(keys, results, strict=True) if lost is None] == live
 
     # ---- settlements
@@ -491,7 +491,7 @@ class Walk:
             known = held.groups[key]
             n = len(known) if everything else 1 if one else r.randrange(1, len(known) + 1)
             seqs = sorted(r.sample(sorted(known), n))
-            found.append((Settlement(0, key, held.token, seqs), [known[seq] for seq in seqs]))
+            found.append((Settlement(key, held.token, seqs), [known[seq] for seq in seqs]))
         return found
 
     def forget_held(self, batch: Settlement, seqs: Sequence[int]) -> None:
@@ -657,7 +657,7 @@ class Walk:
         if len(known) < 2:
             return
         (first, i), (second, j) = sorted(known.items())[:2]
-        batch = Settlement(0, key, held.token, [first], start=second)
+        batch = Settlement(key, held.token, [first], start=second)
         valid, both = self.is_held(batch, [i]), self.is_held(batch, [j])
         rows = [(naive.ACK, [i])] if valid else []
         if valid and both and (lease := self.lease(key, held.token)) and lease.started < second:
@@ -690,7 +690,7 @@ class Walk:
         seq, lease = min(known), self.lease(key, held.token)
         self.asked = lambda new: [row[0] for row in new] in ([], [naive.MORE])
         try:
-            rows = shard.transact(lambda tx: settling.more(tx, Settlement(0, key, held.token, [seq]), self.random.choice((1, 4))))
+            rows = shard.transact(lambda tx: settling.more(tx, Settlement(key, held.token, [seq]), self.random.choice((1, 4))))
         except LeaseLost:
             assert lease is None or not lease.held or seq > lease.held[-1].seq or seq < lease.low
             self.asked = nothing
@@ -739,7 +739,7 @@ class Walk:
         ids = [i for kind, some in new if kind == naive.CLAIM for i in some]
         assert (packed or 0) == len(ids)
         packed_ids = [int(i) for columns in claimed.columns for i in columns.ids.split(",")]
-        assert sorted([*(row[ID] for rows in claimed.hot for row in rows), *packed_ids]) == sorted(ids)
+        assert sorted([*(row[ID] for rows in claimed.rows for row in rows), *packed_ids]) == sorted(ids)
         if ids:
             self.batches.append(claimed.token)
 
@@ -809,7 +809,7 @@ class Walk:
     def do_send(self, tx: Tx, _: list[Held]) -> None:
         sending.send(tx, self.some_items(), depth_elsewhere=0)
         if self.random.random() < 0.2:
-            settling.ack_lane(tx, Settlement(0, self.keys[0], 5, [1]))  # refused, after the send has been applied
+            settling.ack_lane(tx, Settlement(self.keys[0], 5, [1]))  # refused, after the send has been applied
 
     def do_ack(self, tx: Tx, _: list[Held]) -> None:
         for batch, _ids in self.some_batches(one=False):

@@ -83,6 +83,18 @@ def test_what_is_left_of_a_hand_out_is_acked(q: Queue, out: set[int]) -> None:
     assert q.check() == []
 
 
+def test_a_batch_of_which_every_message_was_rejected_is_shown(q: Queue) -> None:
+    fill(q, "a", 2)
+    h = holder(q)
+    assert h.take(0) == 1
+    for seq in (1, 2):
+        assert q.reject("a", seq, "no")
+    (found,) = q.consumers()
+    assert (found.open, found.in_flight, found.age_seconds) == (1, 0, None)
+    assert read(q, h, 1) == []
+    assert h.take(1) == 1
+
+
 def test_rejecting_what_nobody_or_a_consumer_holds(q: Queue, clock: FakeClock) -> None:
     fill(q, "a", 3)
     assert q.reject("a", 1, "bad")

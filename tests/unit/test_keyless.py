@@ -231,6 +231,19 @@ def test_a_dead_one_is_redriven_into_the_lane_that_it_had(disk: Opener, clock: F
     assert q.check() == []
 
 
+def test_a_message_that_is_deferred_for_no_time_is_settled_in_its_own_lane(make: Opener) -> None:
+    q = make(keyless="round_robin", keyless_lanes=1)
+    first, second = q.send_many([Message(b"1"), Message(b"2")])
+    (d,) = q.receive(1)
+    d.defer(0.0)
+    found = q.receive()
+    assert sorted(d.id for d in found) == [first.id, second.id]
+    for d in found:
+        d.ack()
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
 def test_many_held_ones_are_released_at_once(make: Opener) -> None:
     q = make(keyless="random", keyless_lanes=2, max_attempts=1, on_poison="hold")
     q.send_many([Message(b"%d" % n) for n in range(450)])

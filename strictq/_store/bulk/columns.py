@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..onelane.leases import BODY, CAREFUL, ID, SENT_AT, SEQ, Fields, Held, Row
+from ..onelane.leases import BODY, ID, SENT_AT, SEQ, SUSPECT, Fields, Held, Row
 
 _BODY, _ID = itemgetter(BODY), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
@@ -103,7 +103,7 @@ def _cut(lanes: deque[tuple[bytes, int]], rows: list[Row], shard: int, size: Blo
         yield ListedColumns(
             shard, fresh, keys, depths, list(map(_SEQ, some)), list(map(_ID, some)), list(map(_SENT_AT, some)),
             list(map(Fields.starts, some)), list(map(Fields.headers, some)), list(map(_BODY, some)),
-            [row[CAREFUL + 1 :] for row in some] if len(some[0]) > CAREFUL + 1 else [],
+            [row[SUSPECT + 1 :] for row in some] if len(some[0]) > SUSPECT + 1 else [],
         )  # fmt: skip
         at, fresh = end, whole
 

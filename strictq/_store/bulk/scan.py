@@ -288,7 +288,7 @@ class _Pending:
         messages = lanes.whole(ids)
         if len(messages) != len(ids):
             raise _missing(lanes)
-        return [message_opts.row_of(message := messages[i], message[M_KEY], tried.get(i, 0), 0, lanes.shard) for i in ids]
+        return [message_opts.row_of(message := messages[i], message[M_KEY], tried.get(i, 0), False, lanes.shard) for i in ids]
 
 
 def _key_of(one: tuple[bytes, LaneAtRest | None]) -> bytes:
@@ -371,7 +371,7 @@ def _some_dead(
     try:
         for key, i, seq, sent_at, opts, body, attempts, *died in cursor:
             message: MessageRow = (i, key, seq, sent_at, None, None, opts, body)
-            rows.append((*message_opts.row_of(message, key, attempts, 0, shard), *died))
+            rows.append((*message_opts.row_of(message, key, attempts, False, shard), *died))
             at = key, i
             left -= len(body)
             if left < 0:

@@ -98,10 +98,14 @@ class LogRows:
 
     def sent_at(self, arrivals: Sequence[int]) -> list[int]:
         """Return when messages were sent. Those that were deleted are missing."""
+        if not arrivals:
+            return []  # an array of SQLite must have a value
         return [at for (at,) in self._run(LANE_LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall()]
 
     def sizes(self, arrivals: Sequence[int]) -> list[int]:
         """Return the bytes of bodies and options of messages, in their order. Those that were deleted have none."""
+        if not arrivals:
+            return []
         return [size for (size,) in self._run(LANE_LOG.sizes, (apsw.carray(array("q", arrivals)),)).fetchall()]
 
     # ---- cutting

@@ -21,7 +21,7 @@ import apsw
 from ..._errors import StoreCorrupt
 from ..._hashing import hash_key
 from ..._keys import keyless_lane
-from ..._sql import HOT, LANE_LOG, LANE_TABLES, MIGRATING, SHARD, insert_into
+from ..._sql import LANE_LOG, LANE_TABLES, MIGRATING, SHARD, insert_into
 from .. import migrate
 from ..commit.tx import RARE
 from ..disk import layout
@@ -54,7 +54,7 @@ _TOTALS: Final = (
 _SCHEMA: Final = "\n".join((LANE_LOG.schema, LANE_TABLES.schema))
 _INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX[^;]*;")
 _TABLES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
-_OLD_TABLES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", "\n".join((SHARD.schema, HOT.schema))))
+_OLD_TABLES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", "\n".join((SHARD.schema, SHARD.logs))))
 _NEW: Final = {name: migrate.LEFT_OVER + name for name in _TABLES}
 _CREATE: Final = re.sub(r"(CREATE TABLE|INSERT INTO) (\w+)", rf"\1 {migrate.LEFT_OVER}\2", _INDEX.sub("", _SCHEMA))
 _DROP_NEW: Final = "\n".join([f"DROP TABLE IF EXISTS {name};" for name in _NEW.values()])

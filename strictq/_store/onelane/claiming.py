@@ -19,7 +19,7 @@ from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
 from ..lane.order import RestCursor, place_of_retry
 from ..tables import resting, trouble
 from . import ending, expiring, history, retries
-from .leases import SUSPECT, Claimed, Request, Row
+from .leases import KEY, Claimed, Request, Row
 from .loading import NeedsTransactionError
 from .message_opts import row_of
 
@@ -372,15 +372,15 @@ class Claiming:
         tried = lane.rare.tried if lane.rare is not None else {}
         if tried:
             for i in chosen:
-                if i in tried and retries.given_up(config, ending.stored_attempts(config, lane, i)):
+                if i in tried and retries.given_up(config, *tried[i][:2]):
                     return i
         return None
 
     def _give_up(self, lane: LiveLane, arrival: int) -> None:
         tx = self._require_tx()
         known = trouble.of(tx.db, arrival)
-        stored = ending.stored_attempts(tx.config, lane, arrival)
-        reason = retries.why(tx.config, stored, tx.now - (known.first_at or tx.now), known.error)
+        starts, crashes, _ = lane.attempts(arrival)
+        reason = retries.why(tx.config, starts, crashes, tx.now - (known.first_at or tx.now), known.error)
         ending.apply_poison(tx, lane, arrival, reason)
 
     def _fit(self, groups: list[Group], begin: int, left: int) -> int:
@@ -528,7 +528,9 @@ def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
                     continue
             some.append(row if plain and row[M_OPTS] is None else _rare_row(lane, row, shard))
         if some:
-            out.hot.append(some)
+            if some[0][KEY] != lane.key:  # a parked message, whose row has the key that it was sent to
+                some = [_rare_row(lane, row, shard) for row in some]
+            out.rows.append(some)
             n += len(some)
     out.messages = n
 
@@ -537,4 +539,4 @@ def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:
     starts, _, _ = lane.attempts(row[0])
     rare = lane.rare
     suspect = rare is not None and rare.solo >= row[2]
-    return row_of(row, lane.key, starts, SUSPECT if suspect else 0, shard)
+    return row_of(row, lane.key, starts, suspect, shard)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import apsw
 
-from ..._config import QueueConfig
 from ..._keys import ASIDE, is_keyless
 from ..._sql import LANE_TABLES
 from ..commit.tx import Tx
@@ -15,7 +14,7 @@ from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
 from ..tables import dead, trouble
-from . import history, parking, retries
+from . import history, parking
 
 
 def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:
@@ -86,9 +85,3 @@ def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
     store.append(kinds.HOLD, [(held, [])], holder=kinds.POISON_HOLD, data=encode_keys([held.key]))
     tx.report("poison", lane.key, seq, detail=f"held: {reason}")
     return held is lane
-
-
-def stored_attempts(config: QueueConfig, lane: LiveLane, arrival: int) -> int:
-    """Return the attempts of a message in the form that `retries` reads."""
-    starts, crashes, _ = lane.attempts(arrival)
-    return starts + (crashes * (retries.crashed(config) - 1))

@@ -24,8 +24,7 @@ ERROR_BYTES_MAX: Final = 2_000
 TRACEBACK_BYTES_MAX: Final = 4_000
 """The maximum size of a traceback. Its end is kept, where the error was raised."""
 TOTAL_BYTES_MAX: Final = 32_000
-"""The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer. `LANES.note_lost` adds
-the error of an expired lease to many messages at once, and does not enforce this limit: the text is short."""
+"""The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer."""
 
 
 class AttemptFailure(NamedTuple):

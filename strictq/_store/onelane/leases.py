@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._errors import LeaseLost
-from . import history, retries
+from . import history
 
 if TYPE_CHECKING:
     from .columns import PackedColumns
 
-# Columns of a leased message: those of `message`, with `opts` as `message_opts.decode` returns them, and the last two unless both
-# are 0.
-ID, KEY, SEQ, SENT_AT, DUE, EXPIRES, OPTS, BODY, ATTEMPTS, CAREFUL = range(10)
-POSITION, LANE, HEADERS, SIZE_HINT, PREPARE, PROCESS = range(10, 16)
+# Columns of a leased message: those of `message`, with `opts` as `message_opts.decode` returns them. The last two may be missing:
+# then the message has no attempts, and is no suspect.
+ID, KEY, SEQ, SENT_AT, DUE, EXPIRES, OPTS, BODY, ATTEMPTS, SUSPECT = range(10)
 
 Row = tuple[Any, ...]
 """A leased message. `Fields` reads it. Most are the row of `message`: another tuple for each would cost a tenth of a receive."""
-SUSPECT: Final = 2
-"""The value of CAREFUL in the row of a suspect, which is alone in its lease."""
 
 
 class Fields:
@@ -60,51 +57,40 @@ class Fields:
     @staticmethod
     def is_suspect(row: Row) -> bool:
         """Return whether it may have killed its process, and must run alone."""
-        return len(row) > CAREFUL and bool(row[CAREFUL] == SUSPECT)
+        return len(row) > SUSPECT and bool(row[SUSPECT])
 
     @staticmethod
     def starts(row: Row) -> int:
         """Return how many of its handlers were started before."""
-        return retries.starts(row[ATTEMPTS]) if len(row) > ATTEMPTS else 0
+        return row[ATTEMPTS] if len(row) > ATTEMPTS else 0
 
 
 class Held:
     """A lease: one lane's messages, in order. (Made for every lane of a receive, so it is kept small.)
 
-    Its holder settles messages through it. `of_handle` makes one for a holder that knows only the key and the token.
+    Its holder settles messages through it.
 
     Attributes:
-        lane: 0 if unknown; the operation then finds it by the key. Only the store uses it.
-        apart: arrival ids, by seq, of the bodies that are stored out of line.
+        deadline: 0 if only the key and the token are known, from a handle. Then there are no rows.
     """
 
-    __slots__ = ("apart", "deadline", "key", "lane", "rows", "token")
+    __slots__ = ("deadline", "key", "rows", "token")
 
-    def __init__(self, lane: int, key: bytes, token: int, deadline: int, rows: Sequence[Row]) -> None:
-        self.lane = lane
+    def __init__(self, key: bytes, token: int, deadline: int = 0, rows: Sequence[Row] = ()) -> None:
         self.key = key
         self.token = token
         self.deadline = deadline
         self.rows = rows
-        self.apart: Mapping[int, int] = _NONE
-
-    @classmethod
-    def of_handle(cls, key: bytes, token: int) -> Held:
-        return cls(0, key, token, 0, ())
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def whole(self, seqs: range) -> Settlement:
-        """Return a settlement of all its messages that its holder knows."""
-        return Settlement(self.lane, self.key, self.token, seqs, True, tuple(self.apart.values()) if self.apart else ())
 
     def all(self) -> Settlement:
         """Return a settlement of all its messages, as they were leased."""
         rows = self.rows
         lo, hi = rows[0][SEQ], rows[-1][SEQ]
         if hi - lo + 1 == len(rows):
-            return self.whole(range(lo, hi + 1))
+            return self.some(range(lo, hi + 1))
         return self.some([row[SEQ] for row in rows])
 
     def some(self, seqs: Sequence[int], *, start: int | None = None, took: Took | None = None) -> Settlement:
@@ -115,9 +101,8 @@ class Held:
             start: the next message of the lease, whose handler starts with this ack.
             took: a worker's measurements of the handler, stored with its record.
         """
-        apart = tuple(self.apart[seq] for seq in seqs if seq in self.apart) if self.apart else ()
         end = history.ACKED if took is None else history.End("acked", 1, *took)
-        return Settlement(self.lane, self.key, self.token, seqs, False, apart, start, end)
+        return Settlement(self.key, self.token, seqs, start, end)
 
 
 class Request(NamedTuple):
@@ -147,7 +132,6 @@ class Request(NamedTuple):
     packed: bool = False
 
 
-_NONE: Final[Mapping[int, int]] = {}
 Took = tuple[float | None, float, str | None]
 """The seconds that prepare (None: there was none) and process took, and the handler's output."""
 
@@ -161,14 +145,11 @@ class Claimed:
         messages: of all its leases.
         token, deadline: of all its leases.
         more: bounded work was cut short. Claim again: there may be something ready.
-        hot: the messages of each lease of a hot lane. `leases` makes lease objects of them on demand.
-        all_hot: whether these are all of its leases, with their bodies.
+        rows: the messages of each of its leases. `leases` makes lease objects of them on demand.
         columns: messages column by column, leased without an object for each lane. Only a batch that is recorded has them.
     """
 
-    __slots__ = (
-        "_leases", "_made", "all_hot", "columns", "deadline", "hot", "lease", "messages", "more", "shard", "token",
-    )  # fmt: skip
+    __slots__ = ("_leases", "columns", "deadline", "lease", "messages", "more", "rows", "shard", "token")
 
     def __init__(self, shard: int, lease: int) -> None:
         self.shard = shard
@@ -177,25 +158,20 @@ class Claimed:
         self.token = 0
         self.deadline = 0
         self.more = False
-        self.hot: list[Sequence[Row]] = []
-        self.all_hot = True
+        self.rows: list[Sequence[Row]] = []
         self.columns: list[PackedColumns] = []
-        self._leases: list[Held] = []
-        self._made = 0
-        """The number of entries of `hot` that have lease objects."""
+        self._leases: list[Held] | None = None
 
     @property
     def leases(self) -> list[Held]:
-        """Its leases, in the order of the claim."""
-        made, some = self._made, self.hot
-        if made < len(some):
-            rest = [Held(0, rows[0][KEY], self.token, self.deadline, rows) for rows in some[made:]]
-            self._leases, self._made = [*self._leases, *rest], len(some)  # same result in any thread
+        """Its leases, in the order of the claim, without those of `columns`."""
+        if self._leases is None:
+            self._leases = [Held(rows[0][KEY], self.token, self.deadline, rows) for rows in self.rows]
         return self._leases
 
     def keep(self, leases: list[Held]) -> None:
         """Drop all leases except these."""
-        self.hot, self._made, self._leases = [held.rows for held in leases], len(leases), leases
+        self.rows, self._leases = [held.rows for held in leases], leases
         self.messages = sum(map(len, leases))
 
 
@@ -203,35 +179,19 @@ class Settlement:
     """Messages of one lane under one token, to be settled. Made by `Held`. (One for every lane of an ack, so it is kept small.)
 
     Attributes:
-        lane: 0 if its holder does not know it; see `settle.locate`.
-        given: whether its holder knew the lane.
         seqs: ascending.
-        whole: these are all messages of the lease that its holder knows.
-        apart: arrival ids of the bodies that are stored out of line; needed if it is whole, or acked by `Advance`.
         start: the next message of the lease, whose handler starts with this ack.
         end: the content of its history record.
     """
 
-    __slots__ = ("apart", "end", "given", "key", "lane", "seqs", "start", "token", "whole")
+    __slots__ = ("end", "key", "seqs", "start", "token")
 
     def __init__(
-        self,
-        lane: int,
-        key: bytes,
-        token: int,
-        seqs: Sequence[int],
-        whole: bool = False,
-        apart: Sequence[int] = (),
-        start: int | None = None,
-        end: history.End = history.ACKED,
+        self, key: bytes, token: int, seqs: Sequence[int], start: int | None = None, end: history.End = history.ACKED
     ) -> None:
-        self.lane = lane
-        self.given = lane != 0
         self.key = key
         self.token = token
         self.seqs = seqs
-        self.whole = whole
-        self.apart = apart
         self.start = start
         self.end = end
 

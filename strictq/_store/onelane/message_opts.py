@@ -44,11 +44,12 @@ def decode(text: str | None, shard: int) -> Opts:
     return shown, size, prepare, process
 
 
-def row_of(message: MessageRow, key: bytes, attempts: int, careful: int, shard: int) -> Row:
+def row_of(message: MessageRow, key: bytes, attempts: int, suspect: bool, shard: int) -> Row:
     """Return a message as a claim returns it.
 
     Args:
         key: of its lane. A parked message is not in the lane that it was sent to.
+        suspect: it may have killed its process.
     """
     id_, _, seq, sent_at, due, expires, opts, body = message
-    return id_, key, seq, sent_at, due, expires, None if opts is None else decode(opts, shard), body, attempts, careful
+    return id_, key, seq, sent_at, due, expires, None if opts is None else decode(opts, shard), body, attempts, suspect

@@ -1,9 +1,7 @@
-"""Attempts of a message: how they are counted, when it is given up, and the delay between two of them.
+"""Attempts of a message: when it is given up, and the delay between two of them.
 
-`message.attempts` counts starts of a handler whose lease has ended. Its high half counts those that ended without an outcome: the
-lease expired, so the consumer probably died. The high half is 0 if the configuration has no `retry_for_seconds`. Versions older
-than that setting refuse a queue that has it, so they never see another value. Only this module writes or splits such a number;
-SQL that shows attempts masks it with 4294967295.
+An attempt is a start of a handler whose lease has ended. If it ended without an outcome, because the lease expired, the consumer
+probably died: such attempts are counted as crashes, too.
 """
 
 from __future__ import annotations
@@ -14,58 +12,41 @@ from zlib import crc32
 from ..._config import QueueConfig
 from ..commit.tx import SECOND
 
-_HALF: Final = 32
-_MASK: Final = (1 << _HALF) - 1
-FAILED: Final = 1
-"""What a failed (nacked) start adds."""
 JITTER: Final = 0.25
 """The maximum deviation of a delay, as a fraction of it."""
 
 
-def starts(stored: int) -> int:
-    """Return the number of starts."""
-    return stored & _MASK
-
-
-def crashes(stored: int) -> int:
-    """Return the number of starts that ended without an outcome."""
-    return stored >> _HALF
-
-
-def crashed(config: QueueConfig) -> int:
-    """Return what a start adds that ended without an outcome."""
-    return 1 + (1 << _HALF) if config.retry_for_seconds else 1
-
-
-def given_up(config: QueueConfig, stored: int, failing: int | None = None) -> bool:
+def given_up(config: QueueConfig, starts: int, crashes: int, failing: int | None = None) -> bool:
     """Return whether a message is out of attempts.
 
     A crash counts against `max_attempts` alone. A failure counts only once `retry_for_seconds` have passed. That is decided
     when an attempt has just failed, so a message that waited for long is tried once more before it is given up.
 
     Args:
+        starts, crashes: attempts, and those among them that ended without an outcome.
         failing: microseconds since the first failed attempt began, if one has just failed; None: at a claim.
     """
     limit = config.max_attempts
     if limit is None:
         return False
     if not config.retry_for_seconds:
-        return starts(stored) >= limit
-    if crashes(stored) >= limit:
+        return starts >= limit
+    if crashes >= limit:
         return True
-    return failing is not None and starts(stored) >= limit and failing >= config.retry_for_seconds * SECOND
+    return failing is not None and starts >= limit and failing >= config.retry_for_seconds * SECOND
 
 
-def why(config: QueueConfig, stored: int, failing: int, last: str | None) -> str:
+def why(config: QueueConfig, starts: int, crashes: int, failing: int, last: str | None) -> str:
     """Return the reason why a message is given up, which is stored with the dead letter."""
     if not config.retry_for_seconds:
-        return last or f"failed {starts(stored)} times"
-    lost = crashes(stored)
-    failed = starts(stored) - lost
+        return last or f"failed {starts} times"
+    failed = starts - crashes
     parts = [f"failed {_times(failed)} in {span(failing)}"] if failed else []
-    if lost:
+    if crashes:
         parts.append(
-            f"{_times(lost)} its lease ran out after a start" if failed else f"its lease ran out {_times(lost)} after a start"
+            f"{_times(crashes)} its lease ran out after a start"
+            if failed
+            else f"its lease ran out {_times(crashes)} after a start"
         )
     return ", ".join(parts) + (f"; last: {last}" if last else "")
 

@@ -187,7 +187,7 @@ def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
     store = _store(tx)
     lanes, token = store.memory.lanes, claimed.token
     groups: list[Group] = []
-    for rows in claimed.hot:
+    for rows in claimed.rows:
         row = rows[0]
         lane = lanes.get(row[KEY])
         if lane is None or lane.rare is not None or (grant := lane.grant) is None or grant.token != token:
@@ -209,7 +209,7 @@ def _ack_each(tx: Tx, batch: Settlement) -> Lost:
     """Ack message by message, so that the valid ones take effect."""
     found: Lost = {}
     for seq in batch.seqs:
-        found |= ack(tx, [Settlement(0, batch.key, batch.token, [seq], end=batch.end)])[0]
+        found |= ack(tx, [Settlement(batch.key, batch.token, [seq], end=batch.end)])[0]
     return found
 
 
@@ -337,15 +337,15 @@ def _nack(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure)
         return 0
     lane, (arrival,) = found
     noted = expiring.note_attempt(tx, lane, arrival, failure, tx.now, crashed=False)
-    stored = ending.stored_attempts(config, lane, arrival) + retries.FAILED
-    wait = retries.retry_delay(config, batch.key, retries.starts(stored)) if delay is None else delay
+    starts, crashes, _ = lane.attempts(arrival)
+    wait = retries.retry_delay(config, batch.key, starts + 1) if delay is None else delay
     due = due_after(tx.now, wait, failed=delay is None) or 0
     failing = tx.now - (noted.first_at or tx.now)
-    given_up = retries.given_up(config, stored, failing)
+    given_up = retries.given_up(config, starts + 1, crashes, failing)
     store.append(kinds.NACK, [found], token=batch.token, deadline=due)
     tx.wake = True
     if given_up:
-        ending.apply_poison(tx, lane, arrival, retries.why(config, stored, failing, failure.error))
+        ending.apply_poison(tx, lane, arrival, retries.why(config, starts + 1, crashes, failing, failure.error))
         return None
     _set_aside(tx, lane, arrival, batch.seqs[0], due)
     return wait
@@ -507,7 +507,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
         return []
     store.append(kinds.MORE, [(lane, ids)], token=batch.token)
     messages = store.whole(ids)
-    return [row_of(messages[i], lane.key, lane.attempts(i)[0], 0, store.shard) for i in ids if i in messages]
+    return [row_of(messages[i], lane.key, lane.attempts(i)[0], False, store.shard) for i in ids if i in messages]
 
 
 def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
@@ -530,9 +530,9 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
         due, expires = times.get(i, (None, None))
         spared = rare is not None and i in rare.redriven
         if rare is not None:
-            starts, _, until = lane.attempts(i)
+            starts, crashes, until = lane.attempts(i)
             due = until if starts or until else due
-            if seq <= rare.solo or retries.given_up(tx.config, ending.stored_attempts(tx.config, lane, i)):
+            if seq <= rare.solo or retries.given_up(tx.config, starts, crashes):
                 break
         if not spared and ((due or 0) > tx.now or 0 < (expires or 0) <= tx.now):
             break

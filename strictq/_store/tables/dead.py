@@ -33,6 +33,8 @@ def of_lane(db: apsw.Connection, key: bytes, most: int) -> list[DeadRow]:
 
 def with_seqs(db: apsw.Connection, key: bytes, seqs: Sequence[int]) -> list[DeadRow]:
     """Return those of a lane's dead letters that have these seqs."""
+    if not seqs:
+        return []
     return _rows(db.execute(LANE_OPERATE.dead_with, (key, apsw.carray(array("q", seqs)))))
 
 
