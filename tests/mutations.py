@@ -209,7 +209,7 @@ MUTATIONS = [
     _store(
         "no token of a lease that a failed sync lost is issued again",
         "commit/checkpoint.py",
-        "        db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))\n",
+        "        db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))\n",
         "",
         "tests/faults/test_faults.py::test_what_a_failed_sync_lost_gives_no_token_a_second_time",
     ),
@@ -346,8 +346,8 @@ MUTATIONS = [
     _store(
         "a claim is acked whole only under its token",
         "onelane/settling.py",
-        " or lane.grant is None or lane.grant.token != token:\n            return False\n",
-        " or lane.grant is None:\n            return False\n",
+        " or (grant := lane.grant) is None or grant.token != token:\n            return False\n        window, n",
+        " or lane.grant is None:\n            return False\n        window, n",
         "tests/unit/test_batch.py",
     ),
     _store(

@@ -5,7 +5,7 @@
 PRAGMA integrity_check(20);
 
 -- name: outbox_nowhere
--- check, rule outbox: sends to a shard that does not exist. Takes the number of shards.
+-- checking, rule outbox: sends to a shard that does not exist. Takes the number of shards.
 SELECT destination, id FROM outbox WHERE destination NOT BETWEEN 0 AND ?1 - 1;
 
 -- name: inlets
@@ -13,7 +13,7 @@ SELECT destination, id FROM outbox WHERE destination NOT BETWEEN 0 AND ?1 - 1;
 SELECT origin, high_water FROM inlet;
 
 -- name: handout_consumers
--- check, rule handout: a batch that is inconsistent with its consumer's row.
+-- checking, rule handout: a batch that is inconsistent with its consumer's row.
 SELECT h.consumer, h.n, h.state, c.last, c.acked, c.floor FROM handout h LEFT JOIN consumer c ON c.name = h.consumer
 WHERE c.name IS NULL OR h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
@@ -24,7 +24,7 @@ SELECT h.consumer, h.n, h.state, h.messages, h.bytes, count(b.part), ifnull(sum(
 GROUP BY h.consumer, h.n;
 
 -- name: handout_orphans
--- check, rule handout: blocks and rejected messages without a batch.
+-- checking, rule handout: blocks and rejected messages without a batch.
 SELECT 'block', consumer, n FROM handout_block b
 WHERE NOT EXISTS (SELECT 1 FROM handout h WHERE h.consumer = b.consumer AND h.n = b.n)
 UNION SELECT 'rejected message', consumer, n FROM handout_rejected r

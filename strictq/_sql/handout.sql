@@ -96,7 +96,7 @@ SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND 
 SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
 
 -- name: bytes_total
--- inspect.stats: one row per kept batch.
+-- reporting: one row per kept batch.
 SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: unresolved_messages

@@ -52,7 +52,7 @@ SELECT sent_at FROM message WHERE id = ?;
 SELECT id, key, seq, opts, due, expires, body IS NOT NULL FROM message WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: messages_between
--- checking: which of some arrival numbers have rows. Takes the first and the last one. Index: rowid.
+-- checking and filling: which of some arrival numbers have rows. Takes the first and the last one. Index: rowid.
 SELECT id FROM message WHERE id BETWEEN ? AND ?;
 
 -- name: dead_between

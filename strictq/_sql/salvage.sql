@@ -12,10 +12,6 @@ SELECT id, key, seq, due, expires FROM message WHERE id > ? ORDER BY id LIMIT ?;
 -- filling: the messages of each lane.
 SELECT key, seq, id FROM message WHERE id > 0 ORDER BY key, seq;
 
--- name: ids_between
--- filling: which of some arrival numbers have rows. Takes the first and the last one. Index: rowid.
-SELECT id FROM message WHERE id BETWEEN ? AND ?;
-
 -- name: drop_message
 -- filling: a message that is resolved. Takes its arrival number. Index: rowid.
 DELETE FROM message WHERE id = ?;
@@ -23,10 +19,6 @@ DELETE FROM message WHERE id = ?;
 -- name: add_newest
 -- filling: a row that has the newest arrival number. Takes it, and a key.
 INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
-
--- name: dead_ids
--- filling: the messages that are dead letters.
-SELECT id FROM dead;
 
 -- name: dead_without_message
 -- filling: dead letters whose messages are lost.

@@ -193,7 +193,7 @@ CREATE TABLE history (
 ) STRICT;
 
 -- name: logs
--- The logs of format 2: every arrival, and its outcome. docs/explanation/storage.md describes how the two are read together.
+-- moving, and the schema of format 2: its logs. Every arrival, and its outcome. docs/explanation/storage.md describes how the two are read together.
 CREATE TABLE inbox (
     id              INTEGER PRIMARY KEY,           -- arrival number: the same sequence as counter.last_id
     key             BLOB    NOT NULL,
@@ -237,12 +237,6 @@ ALTER TABLE dead ADD COLUMN errors TEXT;
 -- __init__: the same for records.
 ALTER TABLE history ADD COLUMN errors TEXT;
 ALTER TABLE history ADD COLUMN output TEXT;
-
--- name: read_counter
--- tx, and catalog, check and checkpoint: at the start of every transaction.
-SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, next_deadline, lanes,
-       pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
-FROM counter;
 
 -- name: objects
 -- migrate: everything that the file's schema has.

@@ -14,10 +14,10 @@ import apsw
 import pytest
 
 import strictq
-from strictq import Delivery, Message, Queue, QueueConfig
+from strictq import Delivery, Message, Queue
 from strictq._sql import LANE_LOG
+from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
-from strictq._store.onelane.alone import LaneAlone
 from tests.support.folds import require_agreement
 from tests.support.internals import connection_of, store_of
 
@@ -154,15 +154,14 @@ def test_settings_that_change_on_the_way_count(q: Queue, monkeypatch: pytest.Mon
     """Another thread changes the settings after they were checked."""
     q.send(b"1", key="a")
     (d,) = q.receive(1)
-    look = LaneAlone._may
+    direct = Writer.direct
 
-    def looked(self: LaneAlone, config: QueueConfig) -> bool:
-        may = look(self, config)
-        monkeypatch.setattr(LaneAlone, "_may", look)
+    def directed(self: Writer, *given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Writer, "direct", direct)
         q.configure(history="records")
-        return may
+        return direct(self, *given, **options)
 
-    monkeypatch.setattr(LaneAlone, "_may", looked)
+    monkeypatch.setattr(Writer, "direct", directed)
     d.ack()
     assert [(r.key, r.outcome) for r in q.history()] == [("a", "acked")]
 
