@@ -12,6 +12,7 @@ import pytest
 
 import strictq
 from strictq import QueueConfig
+from strictq._store.migrate import FORMAT
 from tests.support.injection import restamp
 
 from .streams import END_SECONDS
@@ -221,8 +222,12 @@ MISTAKES = {
         lambda p: p.table(path=f"{p.path}/queue.db"), "queue.db is not a directory", "a queue is a directory"
     ),
     "a pattern without a queue": Mistake(lambda p: p.stream(path=f"{p.other}/*/"), "there is no queue at", "check the pattern"),
-    "a queue of format 1": Mistake(lambda p: of_format(p, -1), "queue.db: its format 1 is older", "strictq.migrate(path)"),
-    "a queue of a newer format": Mistake(lambda p: of_format(p, 1), "queue.db: its format 3 is newer", "upgrade strictq"),
+    "a queue of an older format": Mistake(
+        lambda p: of_format(p, -1), f"queue.db: its format {FORMAT - 1} is older", "strictq.migrate(path)"
+    ),
+    "a queue of a newer format": Mistake(
+        lambda p: of_format(p, 1), f"queue.db: its format {FORMAT + 1} is newer", "upgrade strictq"
+    ),
     # ---- schemas
     "Kafka's columns": Mistake(
         lambda p: p.table("key STRING, value STRING").count(),

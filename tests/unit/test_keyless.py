@@ -76,8 +76,8 @@ def test_nacked_message_blocks_no_other(make: Opener, clock: FakeClock, spread: 
     assert again.attempt == 2
 
 
+@pytest.mark.no_second_process("a send forgets lanes of its process's memory; the others are left to upkeep")
 @pytest.mark.one_shard("lanes are forgotten shard by shard")
-@pytest.mark.own_messages("lanes of the queue")
 @pytest.mark.parametrize("together", [False, True])
 def test_nacked_again_and_again_it_blocks_no_other(make: Opener, clock: FakeClock, together: bool) -> None:
     q = make(keyless="random", keyless_lanes=1, max_attempts=None)
@@ -134,8 +134,8 @@ def test_its_end_may_be_repeated_too(make: Opener, clock: FakeClock, aside: str,
     assert q.check() == []
 
 
+@pytest.mark.no_second_process("a send forgets lanes of its process's memory; the others are left to upkeep")
 @pytest.mark.one_shard("lanes are forgotten shard by shard")
-@pytest.mark.own_messages("lanes of the queue")
 def test_lanes_that_ended_long_ago_do_not_pile_up(make: Opener, clock: FakeClock) -> None:
     q = make(keyless="random", keyless_lanes=1)
     for _ in range(50):
