@@ -90,10 +90,6 @@ class Catalog(NamedTuple):
     """None: the queue was never replicated."""
     format: int = migrate.FORMAT
 
-    @property
-    def has_lanes(self) -> bool:
-        return True  # until the code of format 2 is gone
-
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
     """Return the catalog of a queue that is to be created. Its time starts at the wall clock's.

@@ -107,7 +107,7 @@ class Merging:
         source.open()  # opening reads its incarnation
         arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation))
         after = max(fork.shards[origin][1], arrived)
-        while rows := source.look(bound(steps.on_the_way, shard, after, fork[:2], STEP), hot=False):
+        while rows := source.look(bound(steps.on_the_way, shard, after, fork[:2], STEP)):
             yield [Arriving(f"merge:{fork.history_id}:{origin}:outbox", None, row) for row in rows]
             after = rows[-1][0]
 
@@ -137,7 +137,7 @@ class Merging:
 
     def app_rows(self, shard: int) -> dict[str, Counter[bytes]]:
         """Return hashes of the rows of each of the program's own tables."""
-        return self._store.shards[shard].look(_app_rows, hot=None)
+        return self._store.shards[shard].look(_app_rows)
 
 
 def _high_water(db: apsw.Connection, origin: str) -> int:

@@ -230,11 +230,6 @@ class Shard:
             raise after_commit(e, self.number)  # noqa: B904 - it has its cause
         return result
 
-    hot: Any = None
-    cool: Any = None
-    look_hot: Any = None
-    read_hot: Any = None
-
     def drain(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
         """Run an operation that makes room (acks, receives). On a full disk the reserve is released for it."""
         for _ in range(DRAIN_TRIES):
@@ -430,7 +425,7 @@ class Shard:
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
         return self.look(lambda db: self._query(db, self._guarded(db), sql, params))
 
-    def look(self, look: Callable[[apsw.Connection], T], *, hot: Any = None) -> T:  # noqa: ARG002 - until format 2 is gone
+    def look(self, look: Callable[[apsw.Connection], T]) -> T:
         """Run a long read of tables, on a connection that no writer waits for."""
         self.require()
         if self.path is None:
