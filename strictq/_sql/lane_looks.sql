@@ -64,7 +64,7 @@ SELECT id FROM dead WHERE id BETWEEN ? AND ?;
 SELECT d.key, d.seq, d.id, m.key, m.seq FROM dead d LEFT JOIN message m ON m.id = d.id;
 
 -- name: all_dead
--- checking: how many there are. Scans dead_id.
+-- checking and filling: how many there are. Scans dead_id.
 SELECT count(*) FROM dead;
 
 -- name: all_gone

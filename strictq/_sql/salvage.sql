@@ -24,10 +24,6 @@ INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
 -- filling: dead letters whose messages are lost.
 SELECT key, id, seq FROM dead WHERE id NOT IN (SELECT id FROM message);
 
--- name: count_dead
--- filling: the number of dead letters.
-SELECT count(*) FROM dead;
-
 -- name: attempts
 -- filling: how often messages were attempted.
 SELECT id, attempts FROM trouble WHERE attempts > 0;

@@ -85,7 +85,6 @@ def _check_memory(lanes: ShardLanes) -> Found:
     """Compare the memory of this process with one that is built anew. It is the file that counts, so a repair builds it anew."""
 
     def fix(tx: Tx) -> None:
-        assert tx.lanes is not None
         tx.lanes.begin_anew()
 
     return [

@@ -50,13 +50,12 @@ class Attempt:
         brought: gets the claim just before it is committed, for a caller that is interrupted.
     """
 
-    __slots__ = ("brought", "committed", "lease", "request", "shard")
+    __slots__ = ("brought", "committed", "request", "shard")
 
     def __init__(self, request: Request, shard: object, brought: list[Brought]) -> None:
         self.request = request
         self.shard = shard
         self.brought = brought
-        self.lease = 0
         self.committed = False
 
 

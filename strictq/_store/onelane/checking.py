@@ -397,11 +397,6 @@ def _whole(loader: Loader, key: bytes) -> LiveLane:
 # ---- repairs
 
 
-def _store(tx: Tx) -> ShardLanes:
-    assert tx.lanes is not None
-    return tx.lanes
-
-
 def _delete(statement: str, value: Any) -> Fix:
     def fix(tx: Tx) -> None:
         tx.run(statement, (value,))
@@ -413,7 +408,7 @@ def _rewrite(key: bytes) -> Fix:
     """Write the row of a lane again. Every memory begins anew, because its indexes may have been read."""
 
     def fix(tx: Tx) -> None:
-        store = _store(tx)
+        store = tx.lanes
         if key in store.memory.dirty:
             return  # the next fold writes it
         lane = store.loader.lane(key)
@@ -427,7 +422,7 @@ def _revive(key: bytes) -> Fix:
     """Let redriven messages be unresolved that wait for a lease that is not there."""
 
     def fix(tx: Tx) -> None:
-        store = _store(tx)
+        store = tx.lanes
         lane = store.loader.lane(key)
         if lane.grant is None and lane.rare is not None and lane.rare.waiting:
             store.append(kinds.RELEASE, [(lane, [])], holder=kinds.BY_KEY, data=encode_keys([key]))
@@ -438,7 +433,7 @@ def _revive(key: bytes) -> Fix:
 
 def _note(arrival: int) -> Fix:
     def fix(tx: Tx) -> None:
-        store = _store(tx)
+        store = tx.lanes
         memory = store.memory
         place = store.log.keys([arrival]).get(arrival)
         if place is None or tx.run(LANE_LOOKS.dead_with, (arrival,)).get or any(arrival in ids for _, ids in memory.gone):
@@ -483,7 +478,7 @@ def _clean_bucket(bucket: int) -> Fix:
 
 def _end_lease(key: bytes, token: int) -> Fix:
     def fix(tx: Tx) -> None:
-        store = _store(tx)
+        store = tx.lanes
         lane = store.loader.lane(key)
         if lane.grant is not None and lane.grant.token == token:
             store.append(kinds.RELEASE, [(lane, [])], token=token, holder=kinds.BY_KEY, data=encode_keys([key]))
@@ -495,7 +490,7 @@ def _end_lease(key: bytes, token: int) -> Fix:
 def _set_total(name: str) -> Fix:
     def fix(tx: Tx) -> None:
         # Count again: the finding was made before this transaction.
-        store = _store(tx)
+        store = tx.lanes
         check = _Check(store, lambda _hash: True)
         for _ in check.lanes():
             pass

@@ -439,7 +439,6 @@ def planned(tx: Tx, request: Request, add: Fill | None = None) -> tuple[Claimed,
         add: adds the messages; None: `fill`.
     """
     store = tx.lanes
-    assert store is not None
     claiming = store.claiming
     out = _prepared(store, request, tx.now, tx.config)
     groups = claiming.plan(request, max(tx.now, store.memory.at), tx.config, tx)
@@ -453,7 +452,6 @@ def planned(tx: Tx, request: Request, add: Fill | None = None) -> tuple[Claimed,
 def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
     """Write a planned claim."""
     store = tx.lanes
-    assert store is not None
     holder = encode_holder(request.consumer, request.charge, request.starts)
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
     if request.ack_first:

@@ -40,7 +40,6 @@ def bury(tx: Tx, lane: LiveLane, arrival: int, *, kind: str, reason: str | None,
     Args:
         starts: of its handler.
     """
-    assert tx.lanes is not None
     known = trouble.of(tx.db, arrival)
     leased_at = None if lane.grant is None else lane.grant.at
     keep(tx, [arrival], history.End(kind, starts - known.attempts), leased_at)
@@ -57,7 +56,6 @@ def bury(tx: Tx, lane: LiveLane, arrival: int, *, kind: str, reason: str | None,
 
 def expire(tx: Tx, lane: LiveLane, arrivals: list[int]) -> None:
     """End messages whose TTL is over."""
-    assert tx.lanes is not None
     if tx.config.on_expire == "dead_letter":
         for i in arrivals:
             bury(tx, lane, i, kind="expired", reason="its TTL was over", starts=lane.attempts(i)[0])
@@ -69,7 +67,6 @@ def expire(tx: Tx, lane: LiveLane, arrivals: list[int]) -> None:
 def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
     """Dead-letter or drop a message that is out of attempts, or hold its lane. Return whether the lane is held now."""
     store = tx.lanes
-    assert store is not None
     policy, seq = tx.config.on_poison, lane.seq_of(arrival)
     if policy == "dead_letter":
         bury(tx, lane, arrival, kind="poison", reason=reason, starts=lane.attempts(arrival)[0])

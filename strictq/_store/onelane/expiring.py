@@ -33,7 +33,6 @@ def expire(tx: Tx, lane: LiveLane) -> None:
 def end(tx: Tx, some: Sequence[LiveLane]) -> None:
     """End the leases of these lanes."""
     store = tx.lanes
-    assert store is not None
     if not some:
         return
     for lane in some:
@@ -73,7 +72,6 @@ def note_attempt(
 def end_timed_leases(tx: Tx) -> None:
     """Let every lease that has a deadline be over: the machine has booted since. Its token lives until the lane is claimed."""
     store = tx.lanes
-    assert store is not None
     after: tuple[int, bytes] = (-NEVER, b"")
     while rows := store.run(resting.LEASED, (*after, STEP)).fetchall():
         after = rows[-1]
@@ -125,7 +123,7 @@ def _suspect(tx: Tx, token: int, lanes: Sequence[LiveLane]) -> None:
             trouble.set_(tx.db, arrival, known._replace(error=failure.error, errors=errors))
         groups.append((lane, [started[-1][1]]))
     if groups:
-        _store(tx).append(kinds.START, groups, token=token, holder=kinds.SUSPECT)
+        tx.lanes.append(kinds.START, groups, token=token, holder=kinds.SUSPECT)
 
 
 def _by_token(lanes: Iterable[LiveLane]) -> list[tuple[int, list[LiveLane]]]:
@@ -145,8 +143,3 @@ def _set_deadline(store: ShardLanes, token: int, lanes: Sequence[LiveLane], dead
         store.append(
             kinds.EXTEND, [(lane, []) for lane in some], token=token, deadline=deadline, holder=kinds.BY_KEY, data=keys
         )  # fmt: skip
-
-
-def _store(tx: Tx) -> ShardLanes:
-    assert tx.lanes is not None
-    return tx.lanes

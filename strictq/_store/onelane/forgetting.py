@@ -91,7 +91,6 @@ def forget(tx: Tx, keys: Sequence[bytes], oldest: int, *, fold: bool = True) -> 
         fold: write rows and cut the journal first, if they need it.
     """
     store = tx.lanes
-    assert store is not None
     memory = store.memory
     some = [lane for key in dict.fromkeys(keys) if _is_idle(store, lane := _whole(store, key), oldest)]
     slices = SLICES_MAX if fold else 0
@@ -105,7 +104,6 @@ def forget(tx: Tx, keys: Sequence[bytes], oldest: int, *, fold: bool = True) -> 
 def drop(tx: Tx, some: Sequence[LiveLane]) -> int:
     """Delete the rows of lanes, and tell every process. Return how many."""
     store = tx.lanes
-    assert store is not None
     if some:
         tx.many(LANE_TABLES.drop_lane, [(lane.key,) for lane in some])
         # The seqs of a parked message's lane are those of another one, which goes on.
@@ -118,7 +116,6 @@ def drop(tx: Tx, some: Sequence[LiveLane]) -> int:
 def forget_ended(tx: Tx) -> None:
     """Forget some lanes of parked messages that ended long ago. Folds seldom."""
     store = tx.lanes
-    assert store is not None
     memory, oldest = store.memory, tx.now - REPEATED_WITHIN
     keys: list[bytes] = []
     for key in list(islice(memory.parked, SEND_STEP)):
@@ -147,7 +144,6 @@ def forget_some(tx: Tx, begun: int, idle: int) -> None:
         idle: how long a lane must have been empty, microseconds.
     """
     store = tx.lanes
-    assert store is not None
     memory, oldest = store.memory, tx.now - idle
     if (
         (first := next(iter(memory.dirty), None)) is not None

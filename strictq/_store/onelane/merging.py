@@ -119,7 +119,6 @@ def _named(
 def resolve(tx: Tx, messages: Sequence[Listed]) -> Resolved:
     """Resolve messages and dead letters that are resolved elsewhere, unless a consumer holds them now."""
     store = tx.lanes
-    assert store is not None
     found = Resolved([], [])
     for key, some in groupby(messages, attrgetter("key")):
         _resolve_lane(tx, store, store.loader.lane(key), list(some), found)

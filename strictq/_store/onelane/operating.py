@@ -34,23 +34,18 @@ DELAY_STEP: Final = 100
 """The number of delays that one transaction ends."""
 
 
-def _store(tx: Tx) -> ShardLanes:
-    assert tx.lanes is not None
-    return tx.lanes
-
-
 # ---- holds
 
 
 def hold(tx: Tx, key: bytes, reason: str) -> None:
     """Stop deliveries of this key. A live lease may finish."""
-    store = _store(tx)
+    store = tx.lanes
     store.append(kinds.HOLD, [(store.loader.lane(key), [])], holder=reason, data=encode_keys([key]))
 
 
 def release(tx: Tx, key: bytes) -> bool:
     """End a hold. Attempts restart from 0, and what was held as poison is ready. Return whether the lane was held."""
-    lane = _store(tx).loader.lane(key)
+    lane = tx.lanes.loader.lane(key)
     if not _is_held(lane):
         return False
     _release(tx, [lane])
@@ -59,7 +54,7 @@ def release(tx: Tx, key: bytes) -> bool:
 
 def release_keyless(tx: Tx) -> int:
     """End holds of keyless messages, in one bounded step. Return how many, at most RELEASE_STEP."""
-    store = _store(tx)
+    store = tx.lanes
     lanes = store.memory.lanes
     found = list(islice((lane for lane in lanes.values() if is_keyless(lane.key) and _is_held(lane)), RELEASE_STEP))
     after = b""
@@ -84,7 +79,7 @@ def _release(tx: Tx, lanes: Sequence[LiveLane]) -> None:
             if starts:
                 trouble.set_(tx.db, arrival, trouble.of(tx.db, arrival)._replace(attempts=0))
     keys = [lane.key for lane in lanes]
-    _store(tx).append(kinds.RELEASE_HOLD, [(lane, []) for lane in lanes], data=encode_keys(keys))
+    tx.lanes.append(kinds.RELEASE_HOLD, [(lane, []) for lane in lanes], data=encode_keys(keys))
     tx.wake = True
 
 
@@ -103,7 +98,7 @@ def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool)
         UnknownMessage: that seq was never issued for that key.
         InvalidArgument: a consumer with a timed lease has it, and `force` is False. Nothing changed.
     """
-    store = _store(tx)
+    store = tx.lanes
     lane = store.loader.lane(key)
     if not 1 <= seq <= lane.tail:
         raise store.refuse(UnknownMessage(f"key {decode_key(key)!r} has no message with seq {seq}"))
@@ -179,7 +174,7 @@ def redrive_some(tx: Tx, last: tuple[bytes, int]) -> tuple[int, tuple[bytes, int
 def _redrive(tx: Tx, rows: Sequence[DeadRow]) -> int:
     if not rows:
         return 0
-    store = _store(tx)
+    store = tx.lanes
     for row in rows:
         known = trouble.of(tx.db, row.arrival)
         anew = known._replace(attempts=0, first_at=None, error=row.reason)
@@ -208,7 +203,7 @@ def purge_lane(tx: Tx, key: bytes) -> tuple[int, bool]:
     Returns:
         The number of messages, and whether anything may be left.
     """
-    groups = _unleased(tx, _store(tx).loader.lane(key), STEP)
+    groups = _unleased(tx, tx.lanes.loader.lane(key), STEP)
     n = _purge(tx, groups)
     return n, STEP in (n, dedup.purge(tx.db, key, STEP))
 
@@ -221,7 +216,7 @@ def purge_some(tx: Tx, after: bytes) -> tuple[int, bytes | None]:
     Returns:
         The number of messages, and the next `after`. None: there are no more lanes.
     """
-    store = _store(tx)
+    store = tx.lanes
     keys, end = _next_keys(store, after)
     store.loader.fill_heads(keys)
     groups: list[Group] = []
@@ -251,7 +246,7 @@ def _next_keys(store: ShardLanes, after: bytes) -> tuple[list[bytes], bytes | No
 
 def _unleased(tx: Tx, lane: LiveLane, most: int) -> list[Group]:
     """Return messages of a lane that no lease holds, at most so many. An expired lease ends first."""
-    store = _store(tx)
+    store = tx.lanes
     if lane.grant is not None and lane.grant.deadline <= tx.now and lane.leased():
         expiring.expire(tx, lane)
     rare = lane.rare
@@ -274,7 +269,7 @@ def _purge(tx: Tx, groups: Sequence[Group]) -> int:
     ids = [i for _, some in groups for i in some]
     if ids:
         ending.keep(tx, ids, history.PURGED)
-        _store(tx).append(kinds.PURGE, groups)
+        tx.lanes.append(kinds.PURGE, groups)
     return len(ids)
 
 
@@ -300,7 +295,7 @@ def _purge_dead(tx: Tx, rows: Sequence[DeadRow]) -> int:
     if rows:
         dead.unbury(tx.db, rows)
         data = pack([row.arrival for row in rows])
-        _store(tx).append(kinds.PURGE, (), holder=kinds.DEAD, data=data)
+        tx.lanes.append(kinds.PURGE, (), holder=kinds.DEAD, data=data)
         if parked := [row.key for row in rows if forgetting.is_parked(row.key)]:
             forgetting.forget(tx, parked, NEVER)
     return len(rows)
@@ -314,7 +309,7 @@ def end_delays_of(tx: Tx, keys: Sequence[bytes]) -> int:
 
     Later claims list them like all lanes whose delay is over, so they do not go before lanes that are ready.
     """
-    store = _store(tx)
+    store = tx.lanes
     store.loader.load(keys)
     groups: list[Group] = []
     for key in dict.fromkeys(keys):
@@ -349,7 +344,7 @@ def end_some_delays(tx: Tx, last: tuple[int, bytes], most: int = DELAY_STEP) -> 
     Returns:
         How many there were, and the next `last`. None: there are no more.
     """
-    store, memory = _store(tx), _store(tx).memory
+    store, memory = tx.lanes, tx.lanes.memory
     last = max(last, (tx.now, b""))
     loaded = {one for one in memory.order.delays if one > last and _is_of_failure(one[0], tx.now)}
     found = [

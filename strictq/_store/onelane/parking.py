@@ -18,7 +18,6 @@ def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None)
         due: when it may be delivered; None: as before.
     """
     store = tx.lanes
-    assert store is not None
     starts, crashes, until = lane.attempts(arrival)
     expires = 0
     if lane.rare is not None and arrival in lane.rare.redriven:

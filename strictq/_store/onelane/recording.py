@@ -32,7 +32,6 @@ def claim(tx: Tx, request: Request, pack: Callable[[Claimed], T]) -> tuple[Claim
         The claim, and what `pack` returned. None: nothing is ready.
     """
     store = tx.lanes
-    assert store is not None
     out, groups = claiming.planned(tx, request, columns.fill if request.packed else None)
     if not groups:
         return out, None
@@ -73,7 +72,6 @@ def leased(store: ShardLanes, token: int, most: int | None = None) -> list[LiveL
 def ack(tx: Tx, token: int) -> int:
     """Ack what a batch still holds. Return how many messages that was."""
     store = tx.lanes
-    assert store is not None
     lanes = leased(store, token)
     groups = [(lane, ids) for lane in lanes if (ids := [i for _, i in lane.leased()])]
     if not groups:
@@ -94,7 +92,6 @@ def give_back(tx: Tx, token: int, most: int | None = None) -> tuple[int, int]:
         most: how many lanes; None: all of them.
     """
     store = tx.lanes
-    assert store is not None
     lanes = leased(store, token, most)
     if not lanes:
         return 0, 0

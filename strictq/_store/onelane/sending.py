@@ -57,7 +57,6 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         QueueFull: they would exceed max_depth.
     """
     store = tx.lanes
-    assert store is not None
     memory, config, now = store.memory, tx.config, tx.now
     _require_depth(tx, store, items, depth_elsewhere)
     plain_expires = times_of(now, None, config).expires

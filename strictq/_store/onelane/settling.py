@@ -152,17 +152,12 @@ def lost(batch: Settlement, seq: int | None = None, why: str = "the lease was lo
     return LeaseLost(decode_key(batch.key), batch.seqs[0] if seq is None else seq, batch.token, why)
 
 
-def _store(tx: Tx) -> ShardLanes:
-    assert tx.lanes is not None
-    return tx.lanes
-
-
 # ---- ack
 
 
 def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
     """Ack messages. The valid acks take effect; the others are returned."""
-    store = _store(tx)
+    store = tx.lanes
     refused: list[Lost] = [{} for _ in batches]
     together: dict[int, list[tuple[Settlement, LiveLane, list[int]]]] = {}
     named: set[bytes] = set()
@@ -184,7 +179,7 @@ def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
 
 def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
     """Ack everything that a claim leased. Return False, and do nothing, unless all of it is still leased and unresolved."""
-    store = _store(tx)
+    store = tx.lanes
     lanes, token = store.memory.lanes, claimed.token
     groups: list[Group] = []
     for rows in claimed.rows:
@@ -214,7 +209,7 @@ def _ack_each(tx: Tx, batch: Settlement) -> Lost:
 
 
 def _write_acks(tx: Tx, together: dict[int, list[tuple[Settlement, LiveLane, list[int]]]]) -> None:
-    store = _store(tx)
+    store = tx.lanes
     for token, some in together.items():
         if tx.config.history != "off":
             for batch, lane, ids in some:
@@ -233,7 +228,7 @@ def ack_lane(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: nothing changed.
     """
-    store = _store(tx)
+    store = tx.lanes
     try:
         found = plan(store, batch, kinds.ACK)
     except LeaseLost as e:
@@ -250,7 +245,7 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: neither is the case.
     """
-    store = _store(tx)
+    store = tx.lanes
     try:
         return plan(store, batch, kinds.ACK) is not None
     except LeaseLost as e:
@@ -259,12 +254,12 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
 
 def done_before(tx: Tx, batch: Settlement) -> bool:
     """Return whether the lane's last resolution acked this batch."""
-    return was_done(_store(tx), batch.key, batch.token, kinds.ACK, batch.seqs)
+    return was_done(tx.lanes, batch.key, batch.token, kinds.ACK, batch.seqs)
 
 
 def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
     """Return the first message that a live lease still holds. None: the token is dead, or the batch was given back."""
-    lane = held_lane(_store(tx), batch.key, batch.token)
+    lane = held_lane(tx.lanes, batch.key, batch.token)
     if lane is None or not is_of_lease(lane, batch.seqs[0]):
         return None
     left = lane.leased()
@@ -281,7 +276,7 @@ def is_of_lease(lane: LiveLane, seq: int) -> bool:
 
 def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Charge an attempt of these messages, one of each batch, durably: their handlers start."""
-    store = _store(tx)
+    store = tx.lanes
     results: list[LeaseLost | None] = []
     together: dict[int, list[Group]] = {}
     for batch in batches:
@@ -331,7 +326,7 @@ def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: Atte
 
 
 def _nack(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure) -> int | None:
-    store, config = _store(tx), tx.config
+    store, config = tx.lanes, tx.config
     found = plan(store, batch, kinds.NACK)
     if found is None:
         return 0
@@ -375,7 +370,7 @@ def defer_failed(
 
 def _defer(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure, *, failed: bool, began: bool) -> None:
     # A nack and a defer give back the same messages, and a retried call must find the same record.
-    store = _store(tx)
+    store = tx.lanes
     found = plan(store, batch, kinds.DEFER)
     if found is None:
         return
@@ -423,7 +418,7 @@ def reject(tx: Tx, batches: Sequence[Settlement], failure: AttemptFailure) -> li
 
 
 def _reject(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
-    found = plan(_store(tx), batch, kinds.REJECT)
+    found = plan(tx.lanes, batch, kinds.REJECT)
     if found is None:
         return
     lane, (arrival,) = found
@@ -442,7 +437,7 @@ def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[Lea
 
 
 def _note(tx: Tx, batch: Settlement, said: str) -> None:
-    lane = held_lane(_store(tx), batch.key, batch.token)
+    lane = held_lane(tx.lanes, batch.key, batch.token)
     if lane is None or not is_of_lease(lane, batch.seqs[0]):
         raise lost(batch)
     ids = held_ids(lane, batch.seqs[:1])
@@ -456,7 +451,7 @@ def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
 
 
 def _release(tx: Tx, batch: Settlement) -> None:
-    store = _store(tx)
+    store = tx.lanes
     lane = held_lane(store, batch.key, batch.token)
     if lane is None:
         raise lost(batch)
@@ -474,7 +469,7 @@ def _release(tx: Tx, batch: Settlement) -> None:
 
 def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
     """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines."""
-    store, deadline = _store(tx), min(tx.now + length, kinds.NEVER)
+    store, deadline = tx.lanes, min(tx.now + length, kinds.NEVER)
     results: list[int | LeaseLost] = []
     together: dict[int, dict[bytes, LiveLane]] = {}
     for batch in batches:
@@ -498,7 +493,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
     Raises:
         LeaseLost: nothing changed.
     """
-    store = _store(tx)
+    store = tx.lanes
     lane = held_lane(store, batch.key, batch.token)
     if lane is None or not is_of_lease(lane, batch.seqs[0]):
         raise store.refuse(lost(batch))

@@ -480,7 +480,7 @@ class Filling:
         many(LANE_TABLES.write_gone, self._deleted)
         self._run(SALVAGE.drop_trouble)
         self._keep_newest()
-        totals.dead = self._run(SALVAGE.count_dead).get
+        totals.dead = self._run(LANE_LOOKS.all_dead).get
         db.execute(LANE_LOG.append, (void, kinds.VOID, self._last_time, self._top, 0, 0, None, b""))
         stored, _ = mark.read(db, self._part.shard)
         stored.fold_position, stored.cut, stored.mid = void + self._top, void, self._top

@@ -272,7 +272,6 @@ def _end_leases(tx: Tx) -> bool:
 
     The beginning of the epoch has loaded all of them.
     """
-    assert tx.lanes is not None
     lanes = tx.lanes.memory.lanes.values()
     timed = [lane for lane in lanes if lane.grant is not None and lane.grant.deadline < NEVER]
     expiring.end(tx, timed[:LEASES_STEP])
