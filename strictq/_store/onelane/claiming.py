@@ -37,6 +37,18 @@ ALONE_MAX: Final = 16
 Fill = Callable[["ShardLanes", Claimed, list[Group]], None]
 
 
+def _plain(lane: LiveLane, most: int) -> list[int] | None:
+    """Return the messages to lease of a lane of which nothing else must be considered: the common case. None: it is another."""
+    ids = lane.ids
+    if ids is None or lane.rare is not None or lane.grant is not None or lane.due or lane.expires:
+        return None
+    if len(ids) > most:
+        ids = ids[:most]
+    elif lane.split and len(ids) < most:
+        return None
+    return None if 0 in ids else ids
+
+
 class Claiming:
     """Plans claims on one shard."""
 
@@ -86,17 +98,11 @@ class Claiming:
             if lane is None:
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
-            rare = lane.rare
-            if rare is None and lane.grant is None and not lane.due and not lane.expires and not bounded:
-                # The common case of `_choose`.
-                ids = lane.ids
-                if ids is not None and ids[0] and (len(ids) >= limit or not lane.split):
-                    chosen = ids if len(ids) <= limit else ids[:limit]
-                    if 0 not in chosen:
-                        groups.append((lane, chosen))
-                        room -= len(chosen)
-                        unsized += len(chosen)
-                        continue
+            if not bounded and (plain := _plain(lane, limit)) is not None:
+                groups.append((lane, plain))
+                room -= len(plain)
+                unsized += len(plain)
+                continue
             if lane.grant is not None:
                 expiring.expire(self._require_tx(), lane)
             chosen = []
@@ -134,7 +140,7 @@ class Claiming:
         return groups
 
     def _take_arrived(self, room: int, least: int, limit: int, groups: list[Group]) -> int:
-        """Take lanes whose heads wait since their arrival: the common case of what follows. Return the room that is left.
+        """Take plain lanes whose heads wait since their arrival, in one pass. Return the room that is left.
 
         Args:
             least: stop once there is less room than this.
@@ -151,12 +157,8 @@ class Claiming:
                 places.popleft()
                 keys.popleft()
                 continue
-            ids = lane.ids
-            if ids is None or lane.rare is not None or lane.grant is not None or lane.due or lane.expires or lane.split:
-                break
-            most = limit if limit < room else room
-            chosen = ids if len(ids) <= most else ids[:most]
-            if 0 in chosen:
+            chosen = _plain(lane, limit if limit < room else room)
+            if chosen is None:
                 break
             places.popleft()
             keys.popleft()
