@@ -977,7 +977,7 @@ class Walk:
 
     def step_state(self, shard: LaneFile) -> None:
         """Write something that is in no log. A note lets others know."""
-        shard.transact(lambda tx: tx.run("INSERT OR REPLACE INTO key_state VALUES (x'00', randomblob(4))"))
+        shard.transact(lambda tx: tx.run("INSERT OR REPLACE INTO key_state VALUES (x'7300', randomblob(4))"))
 
     def step_free(self, shard: LaneFile) -> None:
         """Delete resolved messages, as on a full disk."""
