@@ -349,18 +349,19 @@ class Shard:
         except StoreBusy:
             return self._glances.look(look)
 
-    def view(self, look: Callable[[ShardLanes], T], seconds: float = MEMORY_SECONDS) -> T:
+    def view(self, look: Callable[[ShardLanes], T], seconds: float | None = None) -> T:
         """Run a short read of lanes, in a read transaction. It waits only briefly for a running transaction.
 
         Args:
             look: gets lanes that agree with the file. It may load more of them.
+            seconds: how long to wait; None: MEMORY_SECONDS.
         """
         self.require()
-        lanes = self.lanes
+        lanes, most = self.lanes, MEMORY_SECONDS if seconds is None else seconds
         if self.path is None:
             return self._writer.read(lambda db: _viewed(lanes, db, look))
         try:
-            return self._writer.read(lambda db: _viewed(lanes, db, look), seconds)
+            return self._writer.read(lambda db: _viewed(lanes, db, look), most)
         except StoreBusy:
             return self._glances.look(lambda db: _viewed(self._glance_lanes, db, look))
 

@@ -49,7 +49,7 @@ from .onelane import expiring, sending
 from .onelane.messages import Item, Sent
 from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings
-from .shard import CHECKPOINT_WAIT_SECONDS, MEMORY_SECONDS, Shard
+from .shard import CHECKPOINT_WAIT_SECONDS, Shard
 from .shipping.confirming import Confirming
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
@@ -499,7 +499,7 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.
         """
-        found, at, epoch, version = shard.view(_lane_outlook, MEMORY_SECONDS if seconds is None else seconds)
+        found, at, epoch, version = shard.view(_lane_outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
             return True, None  # a boot ended every lease there, or other settings apply
         return found or at <= self.now(), None if at >= NEVER else at

@@ -1,11 +1,12 @@
-"""Reports beside a writer: each sees one state, the same as if every lane had cooled, and reads one lane."""
+"""Reports beside a writer: each sees one state, the same for lanes at rest and for those in memory, and reads one lane."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import apsw
@@ -13,17 +14,11 @@ import attrs
 import pytest
 
 import strictq
-from strictq import Delivery, LeaseLost, Message, Queue, StoreError, UnknownMessage
-from strictq._keys import encode_key
+from strictq import Delivery, LeaseLost, Message, Queue, UnknownMessage
 from strictq._store import shard as shard_module
-from strictq._store.bulk import scan
-from strictq._store.bulk.columns import MessageRange
-from strictq._store.commit.tx import Tx
-from strictq._store.hot.cooling import number
-from strictq._store.lanes.lanes import create, forget_idle
-from strictq._store.onelane.leases import KEY
-from tests.store.test_hot import ACTS, WARM, Walk
-from tests.support.hot import narrow
+from strictq._store.onelane import forgetting
+from strictq.testing import FakeClock
+from tests.support.folds import fold, narrow
 from tests.support.internals import shard_of
 from tests.support.queues import Opener, fill
 
@@ -31,12 +26,14 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8)
 VARYING = ("disk_bytes", "wal_bytes", "empty_receives")
 """Each queue object writes its empty receives later."""
 STATEMENTS_MAX = 40
-"""What a look at one key may execute, however many lanes are hot."""
+"""What a look at one key may execute, however many lanes there are."""
 
 
 def reports(q: Queue, sent: dict[Any, int]) -> dict[str, Any]:
     """Return what every report says."""
-    of_key = {key: (q.explain(key), q.peek(key, 1000), [q.status(key, seq + 1) for seq in range(n)]) for key, n in sent.items()}
+    of_key = {
+        key: (q.explain(key), q.peek(key, 1000), [q.status(key, seq + 1) for seq in range(0, n, 7)]) for key, n in sent.items()
+    }
     stats = q.stats()
     shards = [attrs.asdict(shard) for shard in stats.shards]
     for shard in shards:
@@ -69,11 +66,52 @@ def transaction_of_another_thread(q: Queue) -> Iterator[None]:
         thread.join()
 
 
+class Walk:
+    """Random calls of two queue objects on one directory. Remembers how many messages were sent to each key."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = FakeClock()
+        self.sent: Counter[str] = Counter()
+        config = strictq.QueueConfig(retry_delay_seconds=0.0, max_attempts=3)
+        self.queues = [strictq.open(path, shards=1, config=config, clock=self.clock, durability="process") for _ in range(2)]
+        self.held: list[Delivery] = []
+
+    def step(self) -> None:
+        q, chance = self.random.choice(self.queues), self.random
+        key = f"k{chance.randrange(12)}"
+        act = chance.choice(["send"] * 4 + ["receive"] * 3 + ["settle"] * 4 + ["hold", "release", "redrive", "wait", "start"])
+        if act == "send":
+            n = chance.choice([1, 1, 1, 9])
+            q.send_many([Message(b"x", key=key, delay=chance.choice([0.0] * 6 + [5.0])) for _ in range(n)])
+            self.sent[key] += n
+        elif act == "receive":
+            self.held += q.receive(chance.choice([1, 5, 20]), per_key=chance.choice([None, 1]), lease_seconds=30.0)
+        elif act == "hold":
+            q.hold(key)
+            self.sent[key] += 0
+        elif act == "release":
+            q.release(key)
+        elif act == "redrive":
+            q.redrive(chance.choice([None, key]))
+        elif act == "wait":
+            self.clock.advance(chance.choice([1.0, 40.0]))
+        elif self.held:
+            d = self.held.pop(chance.randrange(len(self.held)))
+            try:
+                if act == "start":
+                    d.start()
+                    self.held.append(d)
+                else:
+                    chance.choice([d.ack, d.ack, d.ack, d.nack, lambda: d.reject("no"), lambda: d.defer(3.0), d.lease.release])()
+            except LeaseLost:
+                pass
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("acts", [WARM, [*WARM * 4, *ACTS]], ids=["warm", "mixed"])
-def test_reports_are_those_of_cooled_lanes(queue_path: str, acts: list[str], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_those_of_lanes_at_rest(queue_path: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with narrow():
-        walk = Walk(queue_path, seed, 1, acts)
+        walk = Walk(queue_path, seed)
         q, other = walk.queues
         for n in range(120):
             walk.step()
@@ -84,8 +122,10 @@ def test_reports_are_those_of_cooled_lanes(queue_path: str, acts: list[str], see
                     patched.setattr(shard_module, "MEMORY_SECONDS", 0.0)
                     assert reports(q, walk.sent) == found
             if n % 20 == 0:
-                shard_of(q).cool()
+                fold(q)
+                shard_of(q).run(lambda tx: tx.lanes.begin_anew())
                 assert reports(q, walk.sent) == found
+                assert reports(other, walk.sent) == found
         for each in walk.queues:
             each.close()
 
@@ -192,7 +232,7 @@ def test_messages_of_an_expired_lease_are_not_in_flight(disk: Opener) -> None:
         assert (each.stats().in_flight, each.stats().ready) == (2, 3)
 
 
-def test_hot_lanes_are_counted_though_rows_are_created_and_deleted(disk: Opener) -> None:
+def test_lanes_are_counted_though_others_are_forgotten(disk: Opener) -> None:
     q = disk(shards=1, idle_lane_seconds=100.0)
     other = disk.open()
 
@@ -203,9 +243,8 @@ def test_hot_lanes_are_counted_though_rows_are_created_and_deleted(disk: Opener)
     for key in ("a", "b"):
         q.send(b"", key=key)
     require(2)
-    for d in q.receive(2):
-        d.ack()
-    shard_of(q).cool()
+    q.ack_many(q.receive(2))
+    fold(q)
     require(2)
     for key in ("a", "c"):
         q.send(b"", key=key)
@@ -214,35 +253,14 @@ def test_hot_lanes_are_counted_though_rows_are_created_and_deleted(disk: Opener)
         tx.key_state = b"1"
     require(3)
     disk.clock.advance(200.0)
-    shard_of(q).run(lambda tx: forget_idle(tx, 1, 100))
+    shard_of(q).run(lambda tx: forgetting.forget(tx, [b"sa", b"sb", b"sc"], tx.now - 1))
     require(2)
-    shard_of(q).cool()
+    fold(q)
     require(2)
     assert q.check() == []
 
 
-def test_lanes_are_counted_after_as_many_were_created_as_deleted(disk: Opener) -> None:
-    q = disk(shards=1, idle_lane_seconds=100.0)
-    for n in range(3):
-        q.send(b"", key=f"idle-{n}", delay=50.0)
-        q.purge(f"idle-{n}")
-    disk.clock.advance(200.0)
-    q.send(b"", key="hot")
-    assert q.stats().lanes == 4
-
-    def create_and_forget(tx: Tx) -> None:
-        assert tx.hot is not None
-        number(tx, tx.hot.lanes[encode_key("hot")])
-        create(tx, encode_key("another"))
-        forget_idle(tx, 1, 2)
-        tx.dirty = True
-
-    shard_of(q).run(create_and_forget)
-    rows = shard_of(q).read(lambda db: db.execute("SELECT count(*) FROM lane").get)
-    assert q.stats().lanes == rows == 3
-
-
-def test_a_keyless_message_is_found_in_a_hot_lane(disk: Opener) -> None:
+def test_a_keyless_message_is_found(disk: Opener) -> None:
     q = disk(shards=1, keyless="random", keyless_lanes=2)
     other = disk.open()
     receipts = [q.send(b"%d" % n) for n in range(20)]
@@ -266,34 +284,3 @@ def test_a_look_gets_bodies_that_are_stored_out_of_line(disk: Opener, limit: int
     for body in bodies:
         q.send(body, key="k")
     assert [m.body for m in other.peek("k", limit)] == bodies
-
-
-@pytest.mark.parametrize("change", ["a lane with a row", "a fold", "an ack", "a send"])
-def test_a_read_only_plan_of_hot_lanes_holds_for_one_state(tmp_path: Path, change: str) -> None:
-    """Lanes without a row have numbers of that state alone, so a later step could read some twice and others never."""
-    with strictq.open(tmp_path / "q", shards=1) as q, strictq.open(tmp_path / "q", read_only=True) as look:
-        keys = [f"k{n}" for n in range(5, -1, -1)]
-        for key in keys:
-            q.send(b"x", key=key)
-        shard = shard_of(look)
-        with strictq.open(tmp_path / "q", read_only=True) as executor:
-            first, *rest = scan.ranges(shard, dead=False, per_task=2)
-            assert rest
-            others = shard_of(executor)
-
-            def read(part: MessageRange) -> list[bytes]:
-                plan, segments = scan.planned(part)
-                return [bytes(row[KEY]) for segment in segments for rows in scan.pending(others, plan, segment) for row in rows]
-
-            found = [key for part in (first, *rest) for key in read(part)]
-            assert sorted(found) == [encode_key(key) for key in sorted(keys)], "no process writes"
-            if change == "a lane with a row":
-                q.send(b"later", key="another", delay=100.0)
-            elif change == "a fold":
-                shard_of(q).cool()
-            elif change == "an ack":
-                q.receive(1)[0].ack()
-            else:
-                q.send(b"y", key="k9")
-            with pytest.raises(StoreError, match="changed while they were read"):
-                read(rest[0])

@@ -285,6 +285,7 @@ def lane_at_rest(rows: LaneRows, row: LaneAtRest, arrived: LiveLane | None = Non
 def view(store: ShardLanes, key: bytes, now: int) -> LaneView | None:
     """Return the lane of a key. None: nothing was ever sent to it, or it was forgotten, and it is not held."""
     lane = store.loader.lane(key)
+    lane.tidy()
     return LaneView(store, lane, now) if lane.tail or lane.rare is not None else None
 
 
