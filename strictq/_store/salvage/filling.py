@@ -44,6 +44,8 @@ UNKNOWN_SEQS: Final = 1 << 40
 """How far a lane's next seq is moved if it is unknown which were issued, so that none is issued twice."""
 UNKNOWN_ARRIVALS: Final = 1 << 32
 """The same for arrival numbers, whose places in the order must stay below 2**62."""
+REFUSED: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, apsw.SQLError, TypeError)
+"""The errors of a row that a table refuses."""
 RANGES_MAX: Final = 10_000
 WAL_BYTES: Final = 16 << 20
 """A WAL of this size is checkpointed between two transactions."""
@@ -141,13 +143,13 @@ class Filling:
             self._run("BEGIN IMMEDIATE")
             try:
                 many(statement, batch)
-            except (apsw.Error, TypeError):
+            except REFUSED:
                 self._run("ROLLBACK")
                 self._run("BEGIN IMMEDIATE")
                 for row in batch:
                     try:
                         self._run(statement, row)
-                    except (apsw.Error, TypeError) as e:
+                    except REFUSED as e:
                         self._note(f"a row that no send writes is left out ({e}): {table} {row[:2]!r}")
             self._commit()
 

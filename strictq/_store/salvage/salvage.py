@@ -32,7 +32,7 @@ from ..bulk import staging
 from ..catalog import Catalog
 from ..check import check_queue
 from ..commit.calls import bound
-from ..commit.connection import connect
+from ..commit.connection import connect, translate
 from ..commit.tx import NEVER, Tx
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row
@@ -41,7 +41,7 @@ from ..onelane.shard_lanes import ShardLanes
 from ..shard import Shard
 from ..store import Store
 from ..topology import Range
-from .filling import BATCH, Filled, Filling
+from .filling import BATCH, REFUSED, Filled, Filling
 from .reading import ShardPages
 
 ALONE_SECONDS: Final = 5.0
@@ -189,18 +189,23 @@ class _Salvage:
             finally:
                 db.close()
         except apsw.Error:
+            files.require_descriptors()
             return False
         finally:
             files.remove_tree(place)
 
     def _fill(self, part: Range, pages: ShardPages) -> Filled:
-        file = self.working / part.file
-        db = connect(str(file), durability="full")
+        file, note = self.working / part.file, partial(self._note, part.shard)
+        db = None
         try:
-            filled = Filling(pages, db, file, part, partial(self._note, part.shard), self.lost, self.unverified).fill()
+            db = connect(str(file), durability="full")
+            filled = Filling(pages, db, file, part, note, self.lost, self.unverified).fill()
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error as e:
+            raise translate(e, part.shard, db) from e
         finally:
-            db.close()
+            if db is not None:
+                db.close()
         return filled
 
     def _begin_epoch(self, filled: list[Filled]) -> None:
@@ -256,12 +261,12 @@ def _insert(tx: Tx, statement: str, batch: list[Row]) -> list[str]:
     tx.run("SAVEPOINT rows")
     try:
         tx.many(statement, batch)
-    except (apsw.Error, TypeError):
+    except REFUSED:
         tx.run("ROLLBACK TO rows")
         for row in batch:
             try:
                 tx.run(statement, row)
-            except (apsw.Error, TypeError) as e:
+            except REFUSED as e:
                 refused.append(f"{e}: {row[:2]!r}")
     tx.run("RELEASE rows")
     return refused
