@@ -87,7 +87,7 @@ CRAFTED = {
     ],
     "a view in a table's place": ["DROP TABLE dedup", "CREATE VIEW dedup AS SELECT 1 lane, 'd' dedup_id, 1 seq, 1 id, 1 until"],
     "a table of another shape": ["DROP TABLE dedup", "CREATE TABLE dedup (lane, dedup_id, seq, id, until, more)"],
-    "a generated column": ["ALTER TABLE body ADD COLUMN g INTEGER AS (length(data))"],
+    "a generated column": ["ALTER TABLE key_state ADD COLUMN g INTEGER AS (length(value))"],
     "a CHECK that calls": [
         "DROP TABLE key_state", "CREATE TABLE key_state (lane INTEGER PRIMARY KEY, value CHECK (random() > value))"
     ],
@@ -95,12 +95,12 @@ CRAFTED = {
         "DROP TABLE key_state", "CREATE TABLE key_state (lane INTEGER PRIMARY KEY, value DEFAULT (randomblob(1000000000)))"
     ],
     "an index on a call": ["CREATE INDEX i ON message (abs(seq))"],
-    "an index of a program's on our table": ["CREATE INDEX app_i ON message (size_hint)"],
+    "an index of a program's on our table": ["CREATE INDEX app_i ON message (sent_at)"],
     "a virtual table": ["DROP TABLE dedup", "CREATE VIRTUAL TABLE dedup USING fts5 (lane, dedup_id, seq, id, until)"],
     "a virtual table of a program's": ["CREATE VIRTUAL TABLE app_v USING fts5 (a)"],
     "a table too many": ["CREATE TABLE surplus (a)"],
     "a table too few": ["DROP TABLE inlet"],
-    "an index too few": ["DROP INDEX delayed_due"],
+    "an index too few": ["DROP INDEX lane_due"],
 }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_a_crafted_schema_is_quarantined_and_nothing_of_it_runs(disk: Opener, na
 
 
 @pytest.mark.parametrize("verb", ["send", "send_dedup", "receive", "peek", "stats"])
-def test_the_logs_of_hot_lanes_without_the_row_that_counts_them(disk: Opener, verb: str) -> None:
+def test_a_shard_without_the_row_where_memory_begins(disk: Opener, verb: str) -> None:
     verbs: dict[str, Callable[[strictq.Queue], object]] = {
         "send": lambda q: q.send(b"", "k"),
         "send_dedup": lambda q: q.send(b"", "k", dedup_id="a"),
@@ -133,13 +133,13 @@ def test_the_logs_of_hot_lanes_without_the_row_that_counts_them(disk: Opener, ve
     q = disk(shards=1)
     fill(q, "k", 3)
     q.close()
-    tamper(shard_file(disk.path, 0), "DELETE FROM counted")
+    tamper(shard_file(disk.path, 0), "DELETE FROM mark")
     q = disk()
     if verb == "stats":
         (shard,) = q.stats().shards
-        assert "the row that counts the logs is missing" in str(shard.quarantined)
+        assert "the row of `mark` is missing" in str(shard.quarantined)
         return
-    with pytest.raises(StoreCorrupt, match="the row that counts the logs is missing"):
+    with pytest.raises(StoreCorrupt, match="the row of `mark` is missing"):
         verbs[verb](q)
 
 

@@ -61,10 +61,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "queue"
 
 
-@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path, hot: bool) -> None:
+def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path) -> None:
     with strictq.open(path) as q:
-        q.configure(hot_lanes=hot)
         with worker(path, tmp_path / "worker.py", "thread") as process:
             until(lambda: q.stats().in_flight == 4)  # the handler starts before the worker has leased the rest
             assert q.receive(10) == []
@@ -78,12 +76,11 @@ def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path, hot: b
         assert q.check() == []
 
 
-@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 @pytest.mark.parametrize("late", [True, False], ids=["late", "at once"])
-def test_what_ran_beside_others_is_suspect_and_not_charged(path: Path, tmp_path: Path, hot: bool, late: bool) -> None:
+def test_what_ran_beside_others_is_suspect_and_not_charged(path: Path, tmp_path: Path, late: bool) -> None:
     """Also if the leases have ended at their deadlines before any process looks."""
     with strictq.open(path) as q:
-        q.configure(hot_lanes=hot, lease_seconds=2.0 if late else 3600.0)
+        q.configure(lease_seconds=2.0 if late else 3600.0)
         with worker(path, tmp_path / "worker.py", "thread", 2) as process:
             process.kill()
             process.wait()

@@ -164,12 +164,8 @@ def quarantine(q: Queue, number: int) -> None:
 def lose_ready(q: Queue, key: Key) -> None:
     """Remove a key's lane from the order of ready lanes, as a bug would. It is never delivered again, and check() finds it."""
     shard, raw = store_of(q).shard_of(encode_key(key)), encode_key(key)
-    shard.cool()
 
     def lose(tx: Tx) -> None:
-        if tx.lanes is None:
-            tx.run("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (raw,))
-            return
         while raw in tx.lanes.memory.dirty:
             tx.lanes.folder.slice(tx.now)
         tx.lanes.folder.slice(tx.now)  # cuts what else would load the lane
