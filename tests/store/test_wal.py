@@ -183,7 +183,7 @@ def test_what_is_undone_leaves_nothing_that_looks_like_a_commit(tmp_path: Path) 
         for _ in range(2):
             db.execute("BEGIN IMMEDIATE")
             for n in range(300):
-                db.execute("INSERT INTO body VALUES (?, zeroblob(3000))", (1_000_000 + n,))
+                db.execute("INSERT INTO message VALUES (?, x'7361', 1, 0, NULL, NULL, NULL, zeroblob(3000))", (1_000_000 + n,))
             db.execute("ROLLBACK")
             q.send(ALL[0], "k")
         left = copied(tmp_path)

@@ -114,10 +114,10 @@ class _Salvage:
         known = self.known
         fresh = catalog.new(len(known.topology), known.durability, known.config, self.clock)
         fresh = fresh._replace(topology=known.topology)
-        self.working.mkdir(mode=0o700)
-        catalog.build(self.working, fresh, self.clock)
         shards = [self._opened(part) for part in known.topology]
         try:
+            self.working.mkdir(mode=0o700)
+            catalog.build(self.working, fresh, self.clock)
             filled = [self._fill(part, pages) for part, pages in zip(known.topology, shards, strict=True)]
             self._begin_epoch(filled)
             self._define_app_schema()
