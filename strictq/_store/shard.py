@@ -64,6 +64,7 @@ class ShardHost(Host, WalHost, Protocol):
 
     @property
     def keeps_wal(self) -> bool: ...
+    def is_drained(self) -> bool: ...
     def make_room(self) -> None: ...
 
 
@@ -243,6 +244,9 @@ class Shard:
         if self.path is not None and (self._host.short_of_space or self._frees):
             with suppress(StrictqError):  # the operation is committed
                 self.run(_free)
+        if self.wal.stuck and self._host.is_drained():
+            # The database has room for new messages, but not for the last pages of the WAL, and no later call may come to drain it.
+            self._host.make_room()
         return result
 
     @property
