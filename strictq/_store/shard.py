@@ -245,7 +245,7 @@ class Shard:
             with suppress(StrictqError):  # the operation is committed
                 self.run(_free)
         if self.wal.stuck and self._host.is_drained():
-            # The database has room for new messages, but not for the last pages of the WAL, and no later call may come to drain it.
+            # The database has room for new messages, but not for the last pages of the WAL. No later call may come to drain it.
             self._host.make_room()
         return result
 
