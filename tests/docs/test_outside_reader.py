@@ -1,0 +1,263 @@
+"""docs/explanation/storage.md is enough for another program to read a queue.
+
+A reader that was written from that page alone, with the standard library's sqlite3, agrees with strictq's own reports. It runs in
+a process of its own, because two SQLite libraries in one process would drop each other's locks.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Delivery, Message, Queue
+from strictq._keys import decode_key, encode_key
+from strictq._store.lane.memory import StoreLimits
+from strictq._store.onelane import shard_lanes
+from strictq.testing import FakeClock
+from tests.support import outside_reader
+from tests.support.internals import store_of
+from tests.support.queues import Opener
+
+KEYS = ("a", "b", "c", 7, b"\x00d")
+STEPS = 120
+Answer = list[dict[str, Any]]
+
+
+class Outside:
+    """The process of the reader."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, outside_reader.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def read(self, q: Queue) -> Answer:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([q.path, store_of(q).now()]), file=self._process.stdin, flush=True)
+        found: Answer = json.loads(self._process.stdout.readline())
+        return found
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Outside]:
+    process = Outside()
+    yield process
+    process.end()
+
+
+def test_it_is_written_without_strictq() -> None:
+    text = Path(outside_reader.__file__).read_text(encoding="utf-8")
+    imported = {line.split()[1].partition(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
+    assert imported <= {"__future__", *sys.stdlib_module_names}
+
+
+class Program:
+    """A random program on a queue of two shards."""
+
+    def __init__(self, seed: int, disk: Opener) -> None:
+        self.random = r = random.Random(seed)
+        self.clock: FakeClock = disk.clock
+        self.q = disk(
+            shards=2, lease_seconds=20.0, max_attempts=r.choice((None, 2, 4)), on_expire=r.choice(("drop", "dead_letter")),
+            on_poison="dead_letter", keyless="round_robin", keyless_lanes=3, idle_lane_seconds=r.choice((None, 5.0)),
+        )  # fmt: skip
+        if r.random() < 0.5 and self.q.config.max_attempts is not None:
+            self.q.configure(on_poison=r.choice(("hold", "drop")))
+        self.batches: list[list[Delivery]] = []
+        self.steps = [getattr(self, name) for name in dir(type(self)) if name.startswith("step_")]
+
+    def step(self) -> None:
+        with suppress(strictq.LeaseLost, strictq.PartialFailure):
+            self.random.choice([*self.steps, self.step_send, self.step_receive, self.step_ack])()
+
+    def key(self) -> Any:
+        return self.random.choice(KEYS)
+
+    def held(self) -> Delivery | None:
+        """Return a delivery of a lease, which may be over or settled."""
+        some = [d for batch in self.batches for d in batch]
+        return self.random.choice(some) if some else None
+
+    def step_send(self) -> None:
+        r = self.random
+        deep = r.random() < 0.3
+        self.q.send_many(
+            Message(
+                r.randbytes(4), key="a" if deep else r.choice((*KEYS, None)), ttl=r.choice((None, None, 40.0)),
+                delay=r.choice((0.0, 0.0, 0.0, 6.0)), headers=r.choice((None, {"h": "x"})), size_hint=r.choice((None, 3.0)),
+            )
+            for _ in range(r.randrange(1, 30 if deep else 6))
+        )  # fmt: skip
+
+    def step_receive(self) -> None:
+        r = self.random
+        self.batches.append(
+            list(self.q.receive(r.randrange(1, 25), per_key=r.choice((None, 1, 3)), lease_seconds=r.choice((1.0, 20.0, 20.0))))
+        )
+        self.batches = self.batches[-5:]
+
+    def step_receive_at_most_once(self) -> None:
+        self.q.receive(2, ack_first=True)
+
+    def step_ack(self) -> None:
+        if self.batches:
+            batch = self.random.choice(self.batches)
+            self.q.ack_many(self.random.sample(batch, self.random.randrange(len(batch) + 1)))
+
+    def step_ack_all(self) -> None:
+        if self.batches:
+            self.q.ack_many(self.batches.pop())
+
+    def step_nack(self) -> None:
+        if d := self.held():
+            d.nack(delay=self.random.choice((None, 0.0, 5.0)), reason="why")
+
+    def step_defer(self) -> None:
+        if d := self.held():
+            d.defer(5.0)
+
+    def step_reject(self) -> None:
+        if d := self.held():
+            d.reject("no")
+
+    def step_start(self) -> None:
+        if d := self.held():
+            d.start()
+
+    def step_extend(self) -> None:
+        if d := self.held():
+            d.extend(30.0)
+
+    def step_more(self) -> None:
+        if d := self.held():
+            self.batches.append(d.lease.more(3))
+
+    def step_release(self) -> None:
+        if d := self.held():
+            d.lease.release()
+
+    def step_hold(self) -> None:
+        self.q.hold(self.key())
+
+    def step_let_go(self) -> None:
+        self.q.release(self.random.choice((*KEYS, None)))
+
+    def step_redrive(self) -> None:
+        self.q.redrive(self.random.choice((None, self.key())))
+
+    def step_purge(self) -> None:
+        if self.random.random() < 0.2:
+            self.q.purge(self.key())
+
+    def step_purge_dead(self) -> None:
+        if self.random.random() < 0.2:
+            self.q.purge(self.key(), dead=True)
+
+    def step_resolve(self) -> None:
+        key = self.key()
+        for message in self.q.peek(key, 3):
+            if message.state != "in_flight":
+                self.q.resolve(key, message.seq)
+                return
+
+    def step_wait(self) -> None:
+        self.clock.advance(self.random.choice((0.5, 3.0, 15.0)))
+
+    def step_key_state(self) -> None:
+        with self.q.transaction(key=self.key()) as tx:
+            tx.key_state = b"state"
+            tx.send(b"sent", key=self.key())
+
+
+def require_agreement(q: Queue, answer: Answer) -> Counter[str]:
+    """Compare what was read outside with strictq's reports. Return how often each state was met."""
+    seen: Counter[str] = Counter()
+    stats = q.stats()
+    keyless: list[Any] = []
+    for shard, found in zip(stats.shards, answer, strict=True):
+        lanes = found["lanes"]
+        states = Counter(m[2] for lane in lanes.values() for m in lane["messages"])
+        assert shard.depth == sum(states.values())
+        assert shard.dead == len(found["dead"])
+        assert (shard.in_flight, shard.held) == (states["in_flight"], states["held"])
+        assert shard.lanes == sum(lane["tail"] > 0 for lane in lanes.values())
+        for stored, lane in lanes.items():
+            raw = bytes.fromhex(stored)
+            rows = [(seq, i, state, attempts, bytes.fromhex(body)) for seq, i, state, attempts, body in lane["messages"]]
+            if raw.startswith(b"n"):
+                keyless += [row[1:] for row in rows]
+                continue
+            key = decode_key(raw)
+            assert [(m.seq, m.id, m.state, m.attempts, m.body) for m in q.peek(key, 10_000)] == rows
+            require_statuses(q, key, lane["tail"], rows, {seq for k, seq, *_ in found["dead"] if k == stored})
+        seen += states
+        seen["dead"] += len(found["dead"])
+        seen["waiting"] += sum(len(lane["waiting"]) for lane in lanes.values())
+    assert sorted((m.id, m.state, m.attempts, m.body) for m in q.peek(None, 10_000) if m.key is None) == sorted(keyless)
+    return seen
+
+
+def require_statuses(q: Queue, key: Any, tail: int, rows: list[Any], dead: set[int]) -> None:
+    """Compare the state of some messages of a key: a message is resolved if it was sent, and is neither unresolved nor dead."""
+    known = {row[0]: row[2] for row in rows}
+    for seq in {1, tail // 2, tail, *sorted(dead)[-2:]} - {0}:
+        if seq <= tail:
+            assert q.status(key, seq).state == known.get(seq, "dead" if seq in dead else "resolved")
+
+
+def require_order(q: Queue, clock: FakeClock, outside: Outside) -> None:
+    """Receive everything. What comes first of each key is what the reader lists first."""
+    q.configure(max_attempts=None, on_poison="dead_letter")
+    clock.advance(1_000.0)
+    for key in (*KEYS, None):
+        q.release(key)
+    while batch := q.receive(20):
+        # What has expired was dropped by the receive.
+        lanes = {k: [m[1] for m in lane["messages"]] for found in outside.read(q) for k, lane in found["lanes"].items()}
+        for key in KEYS:
+            mine = [d.id for d in batch if d.key == key]
+            assert mine == lanes.get(encode_key(key).hex(), [])[: len(mine)]
+        q.ack_many(batch)
+    assert q.stats().depth == 0
+    require_agreement(q, outside.read(q))
+
+
+SEEN: Counter[str] = Counter()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_reader_written_from_the_page_agrees(
+    disk: Opener, outside: Outside, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    r = random.Random(seed)
+    limits = functools.partial(
+        StoreLimits, window=r.choice((1, 5, 40)), slice=r.choice((1, 3, 20)), head=r.choice((1, 3, 8)), chunk=r.choice((2, 5)),
+        loaded_max=r.choice((3, 20, 500)), tails_max=r.choice((3, 100)),
+    )  # fmt: skip
+    monkeypatch.setattr(shard_lanes, "StoreLimits", limits)
+    program = Program(seed, disk)
+    for n in range(STEPS):
+        program.step()
+        if n % 3 == 0:
+            SEEN.update(require_agreement(program.q, outside.read(program.q)))
+    assert program.q.check() == []
+    require_order(program.q, program.clock, outside)
+
+
+def test_the_programs_met_every_state() -> None:
+    assert all(SEEN[state] for state in ("ready", "in_flight", "delayed", "held", "dead", "waiting"))
