@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from strictq import Queue
+from strictq._store.lane.memory import StoreLimits
+from strictq._store.onelane import shard_lanes
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill, labels, seqs
 
@@ -184,3 +188,27 @@ def test_a_lane_that_a_late_nack_held_is_released_while_its_lease_is_still_there
     assert q.release("k")
     assert q.check() == []
     assert seqs(q.receive()) == [1]
+
+
+def test_a_held_backlog_is_counted_although_its_lease_held_all_that_is_loaded(
+    disk: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_lanes, "StoreLimits", functools.partial(StoreLimits, window=1, head=2))
+    q = disk()
+    fill(q, "k", 9)
+    for _ in range(6):
+        q.send(b"", "other")  # folds
+    batch = q.receive(2, keys=["k"])
+    q.hold("k")
+    q.ack_many(batch)
+    assert (q.stats().held, q.stats().ready) == (7, 6)
+
+
+def test_a_started_message_that_was_returned_does_not_count_as_started(q: Queue) -> None:
+    fill(q, "k", 2)
+    first, second = q.receive()
+    second.start()
+    second.defer(5.0)
+    assert [m.attempts for m in q.peek("k")] == [1, 0]
+    first.ack()
+    assert [m.attempts for m in q.peek("k")] == [0]

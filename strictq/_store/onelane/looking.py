@@ -120,7 +120,8 @@ class LaneView:
     def attempts(self, seq: int, stored: int) -> int:
         """Return the attempts of a message with the one that its lease has started."""
         lease = self.last_lease
-        is_started = lease is not None and lease.lo <= seq <= lease.started and seq not in self._waiting
+        # What was returned, or waits for the end of the lease, is not of it.
+        is_started = lease is not None and lease.lo <= seq <= min(lease.hi, lease.started) and seq not in self._waiting
         return stored + is_started
 
     def messages(self, first: int, limit: int) -> Sequence[Message]:
