@@ -270,6 +270,33 @@ def test_a_memory_that_is_behind_finds_a_message_in_the_lane_that_it_was_parked_
     assert sleeper.memory.rebuilds == rebuilds
 
 
+def test_a_memory_that_is_behind_and_read_a_newer_row_puts_the_lane_to_rest(opened: Opened) -> None:
+    """The row says that the lane is empty. An entry that it includes follows the fold that puts the lane to rest."""
+    limits = StoreLimits(window=1_000, slice=1, head=1, chunk=2, loaded_max=20, tails_max=10)
+    shard, sleeper = opened.open(limits, KEYLESS), opened.open(limits, KEYLESS)
+
+    def fold() -> None:
+        shard.transact(lambda tx: shard.lanes.folder.slice(shard.now()))
+
+    send(shard, 3, b"sk")
+    fold()
+    send(shard, 1, b"sa")
+    send(shard, 1, b"sk")
+    fold()  # writes sa
+    sleeper.lane(b"sa")
+    assert b"sk" in sleeper.memory.dirty
+    rebuilds = sleeper.memory.rebuilds
+    send(shard, 1, b"sz")
+    token, groups = claim(shard, 4)
+    assert groups == [(b"sk", [1, 2, 3, 4])]
+    fold()  # writes sk, which is leased
+    ack(shard, token, groups)
+    fold()  # writes sk, which is empty
+    assert opened.run("SELECT tail, first FROM lane WHERE key = ?", b"sk") == [(4, 5)]
+    assert sleeper.lane(b"sk") == shard.lane(b"sk")
+    assert sleeper.memory.rebuilds == rebuilds
+
+
 def test_a_lane_whose_head_is_not_known_is_written_with_its_place(opened: Opened) -> None:
     """A fold may follow in the transaction that resolved the messages before a delayed one."""
     shard = opened.open(StoreLimits(window=1, slice=1, head=1, chunk=2, loaded_max=1, tails_max=10))

@@ -686,7 +686,8 @@ class ShardMemory:
         if lane.is_plain_and_empty:
             del self.lanes[lane.key]
             if lane.tail:
-                self.tails[lane.key] = lane.tail
+                # A tail alone does not say that the row is ahead, and includes entries that follow. So that row is read again.
+                self.tails[lane.key] = lane.tail if lane.lsn <= self.seen else -lane.tail
             return
         if lane.new:
             if 0 in lane.new:

@@ -111,7 +111,7 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigure
     for lane in list(lanes.values()):
         if not lane.rest:
             while lane.deep and not any(lane.ids or ()):
-                store.loader.extend(lane)  # its lease held all of the window, and it is not listed, so nothing has needed its head
+                store.loader.extend(lane)  # a held lane is not listed, so nothing has needed its head
             count.add(lane)
     run: Any = store.db.execute
     keys: set[bytes] = set()
