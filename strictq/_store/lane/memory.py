@@ -662,7 +662,7 @@ class ShardMemory:
         for key in keys[begin:end]:
             del dirty[key]
             lane = lanes[key]
-            if lane.rare is None and lane.is_plain_and_empty:
+            if lane.lsn <= lsn and lane.rare is None and lane.is_plain_and_empty:
                 del lanes[key]
                 if lane.tail:
                     tails[key] = lane.tail
@@ -686,7 +686,7 @@ class ShardMemory:
         if lane.is_plain_and_empty:
             del self.lanes[lane.key]
             if lane.tail:
-                # A tail alone does not say that the row is ahead, and includes entries that follow. So that row is read again.
+                # A tail alone does not say that the row is ahead of memory. Then the row is read again.
                 self.tails[lane.key] = lane.tail if lane.lsn <= self.seen else -lane.tail
             return
         if lane.new:
