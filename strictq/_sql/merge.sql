@@ -11,10 +11,10 @@ FROM outbox WHERE destination = ? AND id > ? ORDER BY id LIMIT ?;
 
 -- name: key_states
 -- merging.key_states: every key's state, for keys that have one.
-SELECT l.key, s.value FROM key_state s CROSS JOIN lane l ON l.id = s.lane;
+SELECT key, value FROM key_state;
 
 -- name: dead_ids
--- merging.listed: every dead letter of a shard of format 3.
+-- merging.listed: every dead letter.
 SELECT id FROM dead;
 
 -- name: app_tables

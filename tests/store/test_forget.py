@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from strictq import Message, Queue
-from strictq._store.lanes import forget
+from strictq._store import forgetting
 from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
 from tests.support.injection import maintain, maintain_every
@@ -15,7 +15,6 @@ from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
 
 pytestmark = [
-    pytest.mark.usefixtures("cold"),  # they read the tables
     pytest.mark.one_shard("what one turn does in a shard"),
     pytest.mark.own_messages("lanes and rows of the queue"),
 ]
@@ -101,8 +100,8 @@ def test_lanes_that_something_is_left_of_are_kept(make: Opener, clock: FakeClock
 
 
 def test_a_turn_is_bounded_and_the_next_one_goes_on(make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forget, "STEP", 3)
-    monkeypatch.setattr(forget, "STEPS_MAX", 2)
+    monkeypatch.setattr(forgetting, "STEP", 3)
+    monkeypatch.setattr(forgetting, "STEPS_MAX", 2)
     q = make(idle_lane_seconds=100.0, dedup_window_seconds=10.0)
     q.send_many([Message(b"", key=n) for n in range(20)])
     q.send_many([Message(b"", key="k", dedup_id=str(n)) for n in range(20)])

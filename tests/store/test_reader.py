@@ -1,35 +1,55 @@
-"""Another program reads a shard, following docs/explanation/storage.md and hot-lanes.md alone, with Python's own sqlite3."""
+"""Another program reads a shard, following docs/explanation/storage.md alone, with Python's own sqlite3."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sqlite3
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from strictq import Delivery, Message, Queue
-from strictq._store.hot import cooling
+from tests.support.folds import narrow_by
 from tests.support.queues import Opener, shard_file
 
-CLAIM, ACK, START, COOL, EXTEND, RELEASE = range(1, 7)
+CLAIM, MORE, ACK, ACK_FIRST, NACK, DEFER, REJECT, DROP, PURGE, EXPIRE, START, EXTEND, RELEASE, HOLD, RELEASE_HOLD = range(1, 16)
+NOTE, VOID, FOLD = 23, 24, 25
+RESOLVES = (ACK, ACK_FIRST, REJECT, DROP, PURGE, EXPIRE)
 
 
 @attrs.define
 class Lane:
     """The files' information about one key."""
 
-    waiting: dict[int, tuple[int, bytes]] = attrs.Factory(dict)
-    """Arrival number: seq and body, in the order of seqs."""
+    waiting: dict[int, int] = attrs.Factory(dict)
+    """The arrival number of each unresolved message, by seq."""
+    lsn: int = 0
     tail: int = 0
     token: int | None = None
     leased: set[int] = attrs.Factory(set)
     held: bool = False
-    place: int | None = None
+
+    def seq_of(self, arrival: int) -> int:
+        return next(seq for seq, i in self.waiting.items() if i == arrival)
+
+
+def numbers(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + 8], "little", signed=True) for at in range(0, len(data), 8)]
+
+
+def keys_of(data: bytes) -> list[bytes]:
+    keys, at = [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        keys.append(data[at + 4 : end])
+        at = end
+    return keys
 
 
 class Reader:
@@ -37,90 +57,92 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.lanes: dict[bytes, Lane] = defaultdict(Lane)
+        self.owner: dict[int, bytes] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.due: dict[int, int] = {}
         with closing(sqlite3.connect(path)) as db:
-            self._read_tables(db)
+            self._read_rows(db)
             self._read_logs(db)
 
-    def _read_tables(self, db: sqlite3.Connection) -> None:
-        keys: dict[int, bytes] = {}
-        for number, key, last_seq, hold in db.execute("SELECT id, key, last_seq, hold FROM lane"):
-            keys[number] = key
-            self.lanes[key].tail, self.lanes[key].held = last_seq, hold is not None
-        messages = """SELECT m.lane, m.seq, m.id, ifnull(m.body, b.data) FROM message m
-                      LEFT JOIN body b ON m.body IS NULL AND b.id = m.id ORDER BY m.lane, m.seq"""
-        for number, seq, arrival, body in db.execute(messages):
-            lane = self.lanes[keys[number]]
-            lane.waiting[arrival] = seq, body
-            lane.tail = max(lane.tail, seq)
-        for number, token, lo, hi in db.execute("SELECT lane, token, lo, hi FROM lease WHERE expired = 0"):
-            lane = self.lanes[keys[number]]
-            lane.token, lane.leased = token, {id_ for id_, (seq, _) in lane.waiting.items() if lo <= seq <= hi}
-        for position, number in db.execute("SELECT position, lane FROM ready"):
-            self.lanes[keys[number]].place = position
+    def _read_rows(self, db: sqlite3.Connection) -> None:
+        """Read lanes as they were when their rows were written."""
+        parts: dict[bytes, dict[int, int]] = defaultdict(dict)
+        for key, first, ids in db.execute("SELECT key, first, ids FROM pending"):
+            parts[key] |= dict(enumerate(numbers(ids), first))
+        for key, lsn, tail, first, token, held, held_at, opts, ids_from, ids in db.execute(
+            "SELECT key, lsn, tail, first, token, held, held_at, opts, ids_from, ids FROM lane"
+        ):
+            rare: dict[str, Any] = json.loads(opts or "{}")
+            known = parts[key] | dict(enumerate(numbers(ids or b""), ids_from or 0))
+            gone = set(rare.get("holes", ()))
+            lane = self.lanes[key] = Lane(lsn=lsn, tail=tail, token=token, held=held_at is not None)
+            lane.waiting = {seq: i for seq, i in sorted(known.items()) if i and first <= seq <= tail and seq not in gone}
+            if token is not None:
+                lane.leased = {i for seq, i in lane.waiting.items() if first <= seq < first + held}
+            self.owner |= dict.fromkeys(lane.waiting.values(), key)
 
     def _read_logs(self, db: sqlite3.Connection) -> None:
-        """Read in the order of the journal, and before each of its rows the rows of the inbox up to its `top`."""
-        hot: dict[bytes, Lane] = {}
-        newest: dict[bytes, int] = {}
-        owner: dict[int, bytes] = {}
-        inbox = iter(
-            db.execute("""SELECT i.id, i.key, i.seq, ifnull(i.body, b.data) FROM inbox i
-                          LEFT JOIN body b ON i.body IS NULL AND b.id = i.id ORDER BY i.id""").fetchall()
-        )
-        row = next(inbox, None)
+        """Read in the order of the journal, and before each of its rows the messages up to its `top`."""
+        messages = iter(db.execute("SELECT id, key, seq, due, body FROM message WHERE id > 0 ORDER BY id").fetchall())
+        row = next(messages, None)
 
         def arrive(upto: float) -> None:
             nonlocal row
             while row is not None and row[0] <= upto:
-                arrival, key, seq, body = row
-                lane = hot.setdefault(key, Lane())
-                lane.waiting[arrival] = seq, body
-                lane.tail = seq
-                owner[arrival], newest[key] = key, arrival
-                row = next(inbox, None)
+                arrival, key, seq, due, body = row
+                self.owner[arrival], self.bodies[arrival], self.due[arrival] = key, body, due or 0
+                lane = self.lanes[key]
+                if seq > lane.tail:
+                    lane.waiting[seq] = arrival
+                    lane.tail = seq
+                row = next(messages, None)
 
-        for kind, top, count, token, deadline, data in db.execute(
-            "SELECT kind, top, count, token, deadline, data FROM journal ORDER BY id"
+        for entry, kind, top, token, holder, data in db.execute(
+            "SELECT id, kind, top, token, holder, data FROM journal WHERE id > 0 ORDER BY id"
         ):
             arrive(top)
-            if kind == COOL:
-                at = 0
-                for _ in range(count):
-                    end = at + 2 + int.from_bytes(data[at : at + 2], "little")
-                    hot.pop(data[at + 2 : end], None)
-                    at = end
-                for key in [key for key in hot if newest[key] <= deadline]:
-                    del hot[key]
+            if kind in (NOTE, VOID, FOLD):
                 continue
-            groups: dict[bytes, set[int]] = defaultdict(set)
-            for at in range(0, len(data), 8):
-                arrival = int.from_bytes(data[at : at + 8], "little")
-                whose = owner.get(arrival)
-                if whose in hot and arrival in hot[whose].waiting:
-                    groups[whose].add(arrival)
+            by_key = kind in (HOLD, RELEASE_HOLD) or (kind == RELEASE and holder is not None)
+            groups: dict[bytes, list[int]] = {key: [] for key in keys_of(data)} if by_key else defaultdict(list)
+            for i in () if by_key else numbers(data):
+                # If the row of a message is gone, its lane's row includes this entry.
+                if abs(i) in self.owner:
+                    groups[self.owner[abs(i)]].append(abs(i))
             for key, ids in groups.items():
-                lane = hot[key]
-                if kind == CLAIM:
-                    lane.token, lane.leased = token, ids
-                elif kind == ACK:
-                    lane.leased -= ids
-                    for arrival in ids:
-                        del lane.waiting[arrival]
-                    lane.token = lane.token if lane.leased else None
-                elif kind == RELEASE:
-                    lane.token, lane.leased = None, set()
-                else:
-                    assert kind in (START, EXTEND)
+                if self.lanes[key].lsn < entry:
+                    self._apply(self.lanes[key], kind, token, ids)
         arrive(float("inf"))
-        for key, lane in hot.items():
-            lane.place = min(lane.waiting) if lane.waiting and lane.token is None else None
-            self.lanes[key] = lane
+
+    @staticmethod
+    def _apply(lane: Lane, kind: int, token: int, ids: list[int]) -> None:
+        if kind == CLAIM:
+            lane.token, lane.leased = token, set(ids)
+        elif kind in RESOLVES:
+            for seq in [seq for seq, i in lane.waiting.items() if i in ids]:
+                del lane.waiting[seq]
+            lane.leased -= set(ids)
+            lane.token = lane.token if lane.leased else None
+        elif kind == RELEASE:
+            lane.leased = {i for i in lane.leased if ids and lane.seq_of(i) < lane.seq_of(ids[0])}
+            lane.token = lane.token if lane.leased else None
+        elif kind in (HOLD, RELEASE_HOLD):
+            lane.held = kind == HOLD
+        else:
+            assert kind in (START, EXTEND)
+
+    def place(self, lane: Lane) -> int | None:
+        """Return the place of a ready lane: the arrival of its first message. (No lane was retried here.)"""
+        if lane.token is not None or lane.held or not lane.waiting:
+            return None
+        head = min(lane.waiting.values())
+        return None if self.due[head] else head
 
 
 def use(q: Queue, rng: random.Random, leases: list[Delivery]) -> None:
-    """Run one step of a program that uses the queue in every way that keeps lanes hot, and in some that cool them."""
+    """Run one step of a program."""
     key = f"k{rng.randrange(6)}"
-    what = rng.choice("ssssssbrrraaaaAxedlhf")
+    what = rng.choice("ssssssbrrraaaaAxedlh")
     if what == "s":
         q.send(rng.randbytes(rng.choice((3, 3, 900))), key)
     elif what == "b":
@@ -144,19 +166,15 @@ def use(q: Queue, rng: random.Random, leases: list[Delivery]) -> None:
         q.hold(key)
         if rng.random() < 0.7:
             q.release(key)
-    elif what == "f" and rng.random() < 0.3:
-        q.configure(hot_lanes=False)
-        q.configure(hot_lanes=True)
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_another_program_reads_what_the_queue_says(
     disk: Opener, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cooling, "WINDOW", 40)
-    monkeypatch.setattr(cooling, "STEP", 4)
+    narrow_by(monkeypatch, 40)
     rng = random.Random(seed)
-    q = disk(shards=1, hot_lanes=True, lease_seconds=1000.0)
+    q = disk(shards=1, lease_seconds=1000.0)
     leases: list[Delivery] = []
     for _ in range(rng.randrange(5, 150)):
         use(q, rng, leases)
@@ -168,12 +186,12 @@ def test_another_program_reads_what_the_queue_says(
         key = f"k{number}"
         lane = read.lanes[b"s" + key.encode()]
         peeked = q.peek(key, 1000)
-        assert [(m.seq, m.body) for m in peeked] == list(lane.waiting.values())
-        assert [m.seq for m in peeked if m.state == "in_flight"] == [lane.waiting[each][0] for each in sorted(lane.leased)]
+        assert [(m.seq, m.body) for m in peeked] == [(seq, read.bodies[i]) for seq, i in lane.waiting.items()]
+        assert [m.seq for m in peeked if m.state == "in_flight"] == sorted(map(lane.seq_of, lane.leased))
         why = q.explain(key)
         assert why.token == lane.token
         assert (why.state == "held") == (lane.held and lane.token is None and bool(lane.waiting))
-    ready = sorted((lane.place, key) for key, lane in read.lanes.items() if lane.place is not None)
+    ready = sorted((place, key) for key, lane in read.lanes.items() if (place := read.place(lane)) is not None)
     assert [b"s" + str(d.key).encode() for d in q.receive(100, per_key=1)] == [key for _, key in ready]
     for number in range(6):
         assert q.send(b"", f"k{number}").seq == read.lanes[b"sk%d" % number].tail + 1
