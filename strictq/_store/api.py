@@ -510,7 +510,7 @@ class Storage:
         return survey.key_state(self._store, key)
 
     def errors(self, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
-        """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
+        """Return the errors of an unresolved message's attempts, oldest first."""
         # The shard is given, because a parked keyless message has a key of its own, whose hash may be another shard's.
         return survey.errors(self._store, shard, key, seq)
 
