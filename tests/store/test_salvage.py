@@ -197,6 +197,62 @@ def test_errors_and_outputs_come_through(place: Path) -> None:
         assert [e.error for e in q.dead_letters()[0].errors] == ["first of dead", "second"]
 
 
+@pytest.mark.parametrize("folded", [False, True], ids=["logs", "folded"])
+def test_what_messages_went_through_comes_through(place: Path, folded: bool) -> None:
+    """Attempts, delays, holds, redriven and parked messages, dead letters, and what was in flight."""
+    clock, path = FakeClock(), place / "queue"
+    config = QueueConfig(max_attempts=4, retry_delay_seconds=0.0, keyless="random", keyless_lanes=1, on_poison="hold")
+    keys = ("nacked", "redriven", "held", "expiring", "poison", "released", "delayed")
+    small = narrow(8, 2) if folded else nullcontext()
+    with small, quiet(clock), strictq.open(path, clock=clock, config=config) as q:
+        q.send_many([Message(b"%d" % n) for n in range(4)])
+        a, b, c = q.receive(3)
+        c.ack()
+        b.reject("never")
+        a.nack(delay=300.0, reason="later")
+        for key in (*keys[:-1], "leased"):
+            q.send_many([Message(b"%d" % n, key=key, ttl=5000.0 if key == "expiring" else None) for n in range(4)])
+        q.send_many([Message(b"1", key="delayed", delay=500.0), Message(b"2", key="delayed")])
+        first, second = q.receive(2, keys=["nacked"])
+        first.ack()
+        second.nack(delay=100.0, reason="not yet")
+        for d in q.receive(3, keys=["redriven"]):
+            if d.seq < 3:
+                d.reject("no")
+            else:
+                d.ack()
+        q.redrive("redriven", seqs=[1])
+        q.hold("held", "for a while")
+        for key in ("poison", "released"):
+            while got := q.receive(1, keys=[key]):
+                got[0].nack(reason="bad")
+        q.release("released")
+        leased = q.receive(3, keys=["leased"])
+        leased[0].start()
+        store_of(q).die()
+
+    def seen(path: Path) -> list[Any]:
+        with quiet(clock), strictq.open(path, clock=clock, create=False) as q:
+            assert q.check() == []
+            stats = q.stats()
+            found: list[Any] = [stats.depth, stats.dead, stats.held, stats.delayed, stats.lanes, stats.retries, q.dead_letters()]
+            for key in keys:
+                messages = q.peek(key, 10)
+                found += [q.explain(key), messages, [q.status(key, m.seq) for m in messages]]
+            return found
+
+    before = seen(path)
+    found = strictq.salvage(path, place / "out", clock=clock)
+    assert (found.lost, found.notes, found.unverified) == ((), (), ())
+    assert seen(place / "out") == before
+    with quiet(clock), strictq.open(place / "out", clock=clock) as q:
+        assert [(m.state, m.attempts) for m in q.peek("leased", 10)] == [("ready", 1), *[("ready", 0)] * 3]
+        assert [d.seq for d in q.receive(10, keys=["leased"])] == [1], "it may have killed its consumer"
+        assert [d.seq for d in q.receive(10, keys=["redriven"])] == [1, 4]
+        clock.advance(400.0)
+        assert [(d.body, d.attempt) for d in q.receive(100) if d.key is None] == [(b"3", 1), (b"0", 2)]
+
+
 def test_rows_that_format_1_wrote_come_through(place: Path) -> None:
     """They lack the columns that were added later."""
     clock = FakeClock()
@@ -383,6 +439,51 @@ def test_what_a_page_of_messages_held_is_told_by_key(place: Path, which: int, fo
             assert q.send(b"", key=f"k{n}").seq > 20
         if which == -1:
             assert q.send(b"", key="never seen").seq > 60, "it may have been there, with nothing left of it"
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [
+        *((table, "leaf") for table in ("lane", "pending", "gone", "dead", "journal", "trouble", "mark", "dedup", "key_state")),
+        *((table, "root") for table in ("lane", "journal")),
+    ],
+)
+def test_messages_outlive_the_other_tables(place: Path, table: str, part: str) -> None:
+    """Each table is lost in turn. Messages come through, dead letters stay dead, and what is not certain is reported."""
+    made = make(place, checkpointed=True, folded=True)
+    file = shard_file(made.path, 0)
+    kind = "AND pagetype = 'leaf'" if part == "leaf" else ""
+    pages = [page for (page,) in tamper(file, f"SELECT pageno FROM dbstat WHERE name = '{table}' {kind} ORDER BY path")]
+    raw = bytearray(file.read_bytes())
+    for page in pages[:1]:
+        raw[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = os.urandom(PAGE_BYTES)
+    file.write_bytes(raw)
+    found = strictq.salvage(made.path, place / "out", clock=made.clock)
+    assert found.lost == ()
+    assert any(table in note or "counters are lost" in note for note in found.notes), found.notes
+    pending, dead = contents(place / "out", made.clock)
+    assert {k: v for k, v in pending.items() if k in made.pending} == made.pending
+    again = pending.keys() - made.pending.keys()
+    assert all(is_covered(found.unverified, key, seq) for key, seq in again)
+    assert not again or table in ("gone", "journal")
+    assert dead.keys() >= made.dead.keys()
+    assert dead == made.dead or table == "dead"
+    with quiet(made.clock), strictq.open(place / "out", clock=made.clock) as q:
+        assert q.check() == []
+        for n in range(KEYS):
+            assert q.send(b"", f"k{n}").seq > made.issued[f"k{n}"]
+        if table not in ("lane", "journal"):
+            assert q.explain("k1").state == "held"
+        with suppress(strictq.UnknownMessage):
+            q.release("k1")
+        taken: dict[str, list[int]] = {}
+        while batch := q.receive(100):
+            for d in batch:
+                assert d.token > made.token
+                taken.setdefault(str(d.key), []).append(d.seq)
+            q.ack_many(batch)
+        assert all(seqs == sorted(set(seqs)) for seqs in taken.values())
+        assert sum(map(len, taken.values())) == len(pending) + KEYS
 
 
 def test_a_shard_that_is_gone_leaves_the_others(place: Path) -> None:
