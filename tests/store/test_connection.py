@@ -32,7 +32,7 @@ def test_durability_is_what_sqlite_really_does(disk: Opener, durability: str, sy
     """A pragma after `journal_mode` in one string would not run: NORMAL would be FULL, or the reverse."""
     q = disk.open(durability=durability)
     q.send(b"", "k")
-    q.stats()
+    q.check()
     shard_of(q).checkpoint()
     found = list(connections(q))
     assert len(found) == 3, "a writer, a reader and a checkpointer"

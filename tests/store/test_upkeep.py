@@ -19,8 +19,6 @@ from tests.support.internals import connected, connections, store_of
 from tests.support.queues import Opener, shard_file
 from tests.support.running import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
-
 PAGES = 20
 PAGE_BYTES = 4096
 
@@ -120,13 +118,13 @@ def test_a_reader_keeps_the_wal(disk: Opener) -> None:
     reader = connected(shard_file(disk.path))
     reader.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     reader.execute("BEGIN")
-    assert reader.execute("SELECT count(*) FROM message").get == 1
+    assert reader.execute("SELECT count(*) FROM message WHERE id > 0").get == 1
     q.send(b"", "k")
     started = time.monotonic()
     q.close()
     assert time.monotonic() - started < connection.BUSY_SECONDS
     assert wal.stat().st_size > 0
-    assert reader.execute("SELECT count(*) FROM message").get == 1
+    assert reader.execute("SELECT count(*) FROM message WHERE id > 0").get == 1
     reader.close()
     assert [d.seq for d in disk().receive(10)] == [1, 2]
 
