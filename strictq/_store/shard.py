@@ -354,18 +354,18 @@ class Shard:
             return self._glances.look(look)
 
     def view(self, look: Callable[[ShardLanes], T], seconds: float | None = None) -> T:
-        """Run a short read of lanes, in a read transaction. It waits only briefly for a running transaction.
+        """Run a short read of lanes, in a read transaction. On disk it waits only briefly for a running transaction.
 
         Args:
             look: gets lanes that agree with the file. It may load more of them.
-            seconds: how long to wait; None: MEMORY_SECONDS.
+            seconds: how long to wait; None: MEMORY_SECONDS. In memory, where all calls share one connection: BUSY_SECONDS.
         """
         self.require()
-        lanes, most = self.lanes, MEMORY_SECONDS if seconds is None else seconds
+        lanes = self.lanes
         if self.path is None:
-            return self._writer.read(lambda db: _viewed(lanes, db, look))
+            return self._writer.read(lambda db: _viewed(lanes, db, look), seconds)
         try:
-            return self._writer.read(lambda db: _viewed(lanes, db, look), most)
+            return self._writer.read(lambda db: _viewed(lanes, db, look), MEMORY_SECONDS if seconds is None else seconds)
         except StoreBusy:
             return self._glances.look(lambda db: _viewed(self._glance_lanes, db, look))
 
