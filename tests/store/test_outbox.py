@@ -279,7 +279,7 @@ def test_an_outbox_that_names_no_shard_does_not_keep_the_queue_from_opening(disk
     tamper(
         shard_file(disk.path, 0),
         "INSERT INTO outbox (destination, id, key, sent_at, body) VALUES (77, 1, x'7361', 1, x'')",
-        "UPDATE counter SET last_outbox = 1",
+        "INSERT OR REPLACE INTO meta VALUES ('last_outbox', 1)",
     )
     q = disk()
     assert labels(q.receive()) == [(HERE, 1)]

@@ -20,6 +20,7 @@ import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
 from . import entries as kinds
+from .damage import is_of_values
 from .entries import HOLDER, TOKEN_BITS, Entry
 from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
 from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
@@ -173,6 +174,8 @@ class ShardMemory:
                 lane.grant, lane.held, lane.low, lane.started = grant, row.held or 0, low, row.started or 0
                 self.order.watch(grant)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
+            if not is_of_values(e):
+                raise
             raise StoreCorrupt(f"the row of lane {row.key!r} is invalid: {e}", shard=self.shard, cause=e) from e
         if lane.grant is None:
             rare = lane.rare
@@ -343,6 +346,8 @@ class ShardMemory:
         try:
             effect(self, entry, groups)
         except (ValueError, IndexError) as e:
+            if not is_of_values(e):
+                raise
             raise StoreCorrupt(f"row {entry[0]} of its journal does not fit to its lanes: {e}", shard=self.shard, cause=e) from e
 
     def _counts(self, entry: Entry) -> bool:

@@ -12,6 +12,7 @@ import apsw
 from ..._errors import StoreCorrupt
 from ..._keys import ASIDE, is_keyless
 from ..lane import entries as kinds
+from ..lane.damage import is_of_values
 from ..lane.entries import Entry, decode_groups, decode_keys
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_DUE, M_ID, M_KEY, M_SEQ, Group, MessageRow, ShardMemory
@@ -166,6 +167,8 @@ class Loader:
                 return [(lane, []) for lane in self._behind(decode_keys(entry[7]), entry)]
             named = decode_groups(entry[7])
         except ValueError as e:
+            if not is_of_values(e):
+                raise
             shard = self.memory.shard
             raise StoreCorrupt(f"row {entry[0]} of its journal has invalid data: {e}", shard=shard, cause=e) from e
         if kind == kinds.REDRIVE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from ..._errors import StoreCorrupt
+from ..lane.damage import is_of_values
 from ..lane.memory import MessageRow
 from .leases import Row
 from .messages import Options
@@ -39,6 +40,8 @@ def decode(text: str | None, shard: int) -> Opts:
     try:
         size, prepare, process, headers = json.loads(text)
     except ValueError as e:
+        if not is_of_values(e):
+            raise
         raise StoreCorrupt(f"the options of a message can't be read: {e}", shard=shard, cause=e) from e
     shown = None if headers is None else json.dumps(headers, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return shown, size, prepare, process

@@ -9,6 +9,7 @@ import apsw
 
 from ..._errors import StoreCorrupt
 from ..._sql import LANE_TABLES, repeated
+from ..lane.damage import is_of_values
 from ..lane.entries import pack, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..log.log_rows import in_parts
@@ -80,6 +81,8 @@ class LaneRows:
                 if following != end:
                     raise ValueError(f"its ids end at seq {following - 1}, not at {end - 1}")
         except ValueError as e:
+            if not is_of_values(e):
+                raise
             raise StoreCorrupt(f"the ids of lane {row.key!r} are invalid: {e}", shard=self._shard, cause=e) from e
         if len(ids) < want and following != end:
             raise StoreCorrupt(f"table `pending` lacks seq {following} of lane {row.key!r}", shard=self._shard)
