@@ -9,7 +9,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import apsw
@@ -22,9 +22,10 @@ from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LaneAtRest, LiveLane, parse_done
-from ..lane.memory import ShardMemory
+from ..lane.memory import ShardMemory, StoreLimits
 from ..tables import gone
 from . import message_opts
+from .auditing import AuditedMemory
 from .counting import lanes_at_rest
 from .loading import Loader
 from .looking import LaneView, depth_of
@@ -35,6 +36,7 @@ Finding = tuple[str, str, Fix | None]
 """rule, detail, and the repair, if one is possible without a loss."""
 
 STEP: Final = 1_000
+FINDINGS_MAX: Final = 100
 _ALL: Final = 1 << 40
 _INVALID: Final = (StoreCorrupt, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
@@ -49,7 +51,8 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
         owns: whether a hash belongs to this shard.
         shards: the number of the queue's shards.
     """
-    store = ShardLanes(shard)
+    memory = AuditedMemory(shard, StoreLimits())
+    store = ShardLanes(shard, memory=memory)
     try:
         store.follow(db)
     except _INVALID as e:
@@ -57,6 +60,9 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
         yield "log", _text(e), None
         return
     check = _Check(store, owns)
+    for problem in [*memory.findings[:FINDINGS_MAX], *islice(check.arrivals(), FINDINGS_MAX)]:
+        check.doubtful = True
+        yield "log", problem, None
     yield from check.lanes()
     yield from check.messages()
     yield from check.dead_letters()
@@ -92,6 +98,27 @@ class _Check:
         self.doubtful = False
         self.endless: Counter[int] = Counter()
         self.endless_of: list[tuple[int, str, bytes]] = []
+
+    # ---- the logs
+
+    def arrivals(self) -> Iterator[str]:
+        """Return what is wrong with the messages that arrived since the totals were stored. None of them was deleted since."""
+        store, memory = self._store, self._store.memory
+        before: int = memory.mark.counted_top
+        rows: list[Any] = self._run(LANE_TABLES.some_messages, (before, _ALL)).fetchall()
+        ends: dict[bytes, int] = {}
+        for i, key, seq in rows:
+            if i != before + 1:
+                yield f"the rows of messages {before + 1} to {i - 1} are missing"
+            if seq < 1 or ends.setdefault(key, seq - 1) != seq - 1:
+                yield f"row {i} of `message` has seq {seq} of key {key!r} after {ends.get(key, 0)}"
+            before, ends[key] = i, seq
+        if memory.top > before:
+            yield f"the rows of messages {before + 1} to {memory.top} are missing"
+        store.loader.load(ends)
+        for key, seq in ends.items():
+            if (tail := memory.lanes[key].tail) != seq:
+                yield f"the newest message of key {key!r} has seq {seq}, but the tail is {tail}"
 
     # ---- lanes
 

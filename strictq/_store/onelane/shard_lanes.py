@@ -110,9 +110,9 @@ class ShardLanes:
     folder: Folder
     claiming: Claiming
 
-    def __init__(self, shard: int, limits: StoreLimits | None = None) -> None:
+    def __init__(self, shard: int, limits: StoreLimits | None = None, memory: ShardMemory | None = None) -> None:
         self.shard = shard
-        self.memory = ShardMemory(shard, limits or StoreLimits())
+        self.memory = memory or ShardMemory(shard, limits or StoreLimits())
         self.now = 0
         self.is_current = False
         self.mark_changed = False
