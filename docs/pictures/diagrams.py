@@ -1,4 +1,4 @@
-"""Draw the diagrams of the documentation: lifecycle, lease, outbox, confirmed and chain.svg. Run it in this directory."""
+"""Draw the diagrams of the documentation: lifecycle, lease, lanes, outbox, confirmed and chain.svg. Run it in this directory."""
 
 from html import escape
 from pathlib import Path
@@ -236,6 +236,37 @@ def lease() -> str:
     return p.svg()
 
 
+def lanes() -> str:
+    """Draw where a lane is: in memory while something happens to it, and in a row while it is at rest."""
+    p = Picture(760, 300, "A lane in memory and at rest")
+    p.box((16, 46), 108, "send", fill=GROUP)
+    p.box((16, 118), 108, "receive, ack", fill=GROUP)
+    p.group(
+        (180, 12), 560, 138, "the file: two logs, which every process reads"
+    )
+    p.box((200, 46), 520, "message: every message, in the order of arrival")
+    p.box(
+        (200, 108), 520, "journal: every change of state, a row for each call"
+    )
+    p.arrow((124, 61), (200, 61), text="append", at=(152, 55))
+    p.arrow((124, 133), (200, 125), text="append", at=(152, 118))
+    p.box((200, 204), 220, "memory: loaded lanes", height=40)
+    p.box((520, 204), 220, "lane: a row for each lane", height=40)
+    p.arrow((310, 138), (310, 204), text="apply", at=(316, 182), anchor="start")
+    p.arrow((420, 214), (520, 214), text="fold", at=(470, 207))
+    p.arrow((520, 234), (420, 234), text="load", at=(470, 250), dashed=True)
+    p.arrow(
+        (630, 204),
+        (630, 138),
+        text="then cut",
+        at=(636, 182),
+        anchor="start",
+    )
+    p.text((310, 272), "changed while a call runs")
+    p.text((630, 272), "exact as of one row of the journal")
+    return p.svg()
+
+
 def outbox() -> str:
     """Draw how a send reaches another shard."""
     p = Picture(760, 230, "A transaction that sends to another shard")
@@ -325,6 +356,7 @@ def chain() -> str:
 PICTURES: Final = {
     "lifecycle.svg": lifecycle,
     "lease.svg": lease,
+    "lanes.svg": lanes,
     "outbox.svg": outbox,
     "confirmed.svg": confirmed,
     "chain.svg": chain,
