@@ -321,8 +321,9 @@ class Salvaged(Report):
     Attributes:
         messages, dead: unresolved messages and dead letters in the new queue.
         lost: ranges in which messages or dead letters may be missing; empty if none are.
-        unverified: ranges that were saved from pages with a wrong checksum, because SQLite reads the whole shard
-            without an error. Their contents may have changed.
+        unverified: ranges in which messages were saved that are not certain. Their pages have a wrong checksum, but SQLite
+            reads the whole shard without an error, so their contents may have changed. Or what became of them is lost, so
+            they may have been acked.
         notes: other damage and doubts, as text.
     """
 

@@ -298,6 +298,7 @@ ONE_KERNEL: Final = Coded("one_kernel", "close the queue on the other machine fi
 NO_DESCRIPTORS: Final = Coded("no_descriptors", "close files or queues, or raise the limit on open files: ulimit -n")
 NOT_A_DIRECTORY: Final = Coded("not_a_directory", "a queue is a directory; choose another path")
 NOT_A_QUEUE: Final = Coded("not_a_queue", "check the path; a new queue needs a path that does not exist")
+SALVAGE_OLDER: Final = Coded("salvage_older", "salvage it with the version of strictq that wrote it, and migrate what was saved")
 SALVAGE_RUNS: Final = Coded("salvage_runs", "try again when the salvage has finished")
 OPEN_FOR_REPAIR: Final = Coded("open_for_repair", "open the queue once for writing; this repairs it")
 LEASED_REJECT: Final = Coded("leased_reject", "use force=True to end the lease, or reject it from its holder")

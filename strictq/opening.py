@@ -123,6 +123,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock:
         out: the new queue's directory, which must not exist.
     Raises:
         QueueNotFound, InvalidArgument, StoreBusy, StoreFull: nothing was created.
+        SchemaMismatch: another version of strictq wrote it; nothing was created.
     Source: docs/howto/damage.md
     """
     return api.salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())

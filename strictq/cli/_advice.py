@@ -96,7 +96,7 @@ SAME: Final = frozenset(
     give_reason give_handle open_its_queue names_in_utf8 one_key settle_earlier install_extra handler_yields
     checkpoint_too_old run_batch_again only_app_tables sql_too_long value_too_large install_apsw fork_outside open_again
     use_transaction
-    unpack_apsw apsw_wheel one_kernel no_descriptors not_a_directory not_a_queue salvage_runs new_path
+    unpack_apsw apsw_wheel one_kernel no_descriptors not_a_directory not_a_queue salvage_older salvage_runs new_path
     close_everywhere open_writable unlink remove_or_restore chmod define_at_top another_worker export_beside
     export_alone export_each export_name another_path export_damaged export_foreign export_missing let_it_finish
     see_history move_away export_elsewhere another_directory longer_windows batch_differs same_key_type choose_key_type

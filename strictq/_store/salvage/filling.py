@@ -222,6 +222,9 @@ class Filling:
             if not arrival or arrival < 0:
                 continue
             key, seq, sent_at = row[1:4]
+            if not seq and is_keyless(key):  # a row that only has the newest arrival number, see `_keep_newest`
+                self._top = max(self._top, arrival)
+                continue
             if not self._is_ours(key) or seq < 1:
                 self._note(f"a row that no send writes is left out: message {arrival} {row[1:3]!r}")
                 continue

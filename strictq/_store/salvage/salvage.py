@@ -23,11 +23,11 @@ from ... import _files as files
 from ... import _hints as hints
 from ..._clock import Clock
 from ..._config import QueueConfig
-from ..._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StrictqError
+from ..._errors import InvalidArgument, QueueNotFound, SchemaMismatch, StoreBusy, StoreError, StrictqError
 from ..._files import real_path
 from ..._findings import LostRange, Salvaged
 from ..._sql import CHECK, SALVAGE, insert_into
-from .. import catalog
+from .. import catalog, migrate
 from ..bulk import staging
 from ..catalog import Catalog
 from ..check import check_queue
@@ -42,7 +42,7 @@ from ..shard import Shard
 from ..store import Store
 from ..topology import Range
 from .filling import BATCH, REFUSED, Filled, Filling
-from .reading import ShardPages
+from .reading import ShardPages, version_of
 
 ALONE_SECONDS: Final = 5.0
 LEASES_STEP: Final = 1_000
@@ -52,7 +52,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
     """Make a new queue at `out` from the readable part of the one at `path`, which no process may have open.
 
     Raises:
-        QueueNotFound, InvalidArgument, StoreBusy, StoreFull, StoreError: nothing was made.
+        QueueNotFound, InvalidArgument, SchemaMismatch, StoreBusy, StoreFull, StoreError: nothing was made.
     """
     path, out = Path(real_path(path)), Path(real_path(out))
     if not path.is_dir() or not any(path.glob("shard-*.db")):
@@ -114,8 +114,9 @@ class _Salvage:
         known = self.known
         fresh = catalog.new(len(known.topology), known.durability, known.config, self.clock)
         fresh = fresh._replace(topology=known.topology)
-        shards = [self._opened(part) for part in known.topology]
+        shards: list[ShardPages] = []
         try:
+            shards.extend(self._opened(part) for part in known.topology)
             self.working.mkdir(mode=0o700)
             catalog.build(self.working, fresh, self.clock)
             filled = [self._fill(part, pages) for part, pages in zip(known.topology, shards, strict=True)]
@@ -172,8 +173,23 @@ class _Salvage:
             note(f"its file can't be read ({e}): all of it is lost")
             file = None
         if file is not None:
+            self._require_format(file, part.shard)
             file.readable = cache(partial(self._readable, self.path / part.file))
         return ShardPages(file, note)
+
+    def _require_format(self, file: File, shard: int) -> None:
+        """Refuse a shard of another format, whose tables differ. If its first page is damaged, it is that of queue.db.
+
+        Raises:
+            SchemaMismatch: its format is older or newer.
+        """
+        version = version_of(file) or self.known.format
+        if version != migrate.FORMAT:
+            file.close()
+            hint = hints.SALVAGE_OLDER if version < migrate.FORMAT else None
+            raise SchemaMismatch(
+                f"its format is {version}, and this strictq salvages format {migrate.FORMAT}", shard=shard, hint=hint
+            )
 
     def _readable(self, database: Path) -> bool:
         """Return whether SQLite finds nothing wrong with a shard except the checksums of its pages. Checks a copy."""
