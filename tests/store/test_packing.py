@@ -153,6 +153,17 @@ def test_a_lane_with_a_message_that_is_not_plain_comes_as_rows(q: Queue, monkeyp
     assert q.check() == []
 
 
+def test_a_lane_with_an_attempted_message_comes_as_rows(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns do not say how often a message was attempted."""
+    fill(q, "a", 2)
+    fill(q, "b", 2)
+    q.receive(1)[0].nack(delay=0.0)
+    h = holder(q)
+    seen = noting(h, monkeypatch)
+    assert h.take(0) == 1
+    assert sorted(seen) == [(b"sa", 2, 0), (b"sb", 0, 2)]
+
+
 def test_room_that_ends_in_a_lane_is_used_up(q: Queue) -> None:
     for key in ("a", "b", "c"):
         fill(q, key, 4)
