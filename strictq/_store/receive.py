@@ -124,15 +124,13 @@ def _receive(
 def _receive_directly(store: Store, request: Request, into: list[Claimed], brought: list[Brought]) -> bool:
     """Receive from a single shard, which probably has messages, with one statement. Return False if that is not possible now."""
     shard = store.shards[0]
-    fast = shard.fast
-    if fast is None or not shard.gave or time.monotonic() >= store.dead_at:
+    if not shard.gave or time.monotonic() >= store.dead_at:
         return False
     try:
-        got = fast.claim(Attempt(request, shard, brought), None)
+        got = _claim_alone(shard, request, brought, None)
         if got is None:
             return False
         _renew_worn(store, shard, got, request)
-        shard.keep_wal_short()
         into.append(got)
     except BaseException:
         into.clear()
@@ -160,25 +158,48 @@ def _claim_from(
     Raises:
         StoreBusy: the shard's write lock was not free within that many seconds; nothing changed.
     """
-    if shard.gave or store.outlook(shard, seconds)[0]:
-        tried = shard.gave and len(store.shards) == 1  # by _receive_directly, in vain
-        got = _claim(shard, request, brought, seconds, joined, alone=not tried)
-        if got.messages:
-            _renew_worn(store, shard, got, request)
-            return got, None
+    may_be_alone = joined is None or shard.number not in joined.work
+    got: Claimed | None = None
+    if shard.gave and may_be_alone and request.room <= claiming.ALONE_MAX:
+        # A statement that finds nothing costs less than a look. A single shard's was tried, see `_receive_directly`.
+        may_be_alone = False
+        if len(store.shards) > 1:
+            got = _claim_alone(shard, request, brought, seconds)
+        shard.gave = got is not None
+    if not shard.gave:
+        found, soonest = store.outlook(shard, seconds)
+        if not found:
+            store.count_empty(shard.number)
+            return None, soonest
+    if may_be_alone:
+        got = _claim_alone(shard, request, brought, seconds)
+    if got is None:
+        got = _claim(shard, request, brought, seconds, joined)
+    if got.messages:
+        _renew_worn(store, shard, got, request)
+        return got, None
     store.count_empty(shard.number)
     return None, store.outlook(shard, seconds)[1]
 
 
+def _claim_alone(shard: Shard, request: Request, brought: list[Brought], seconds: float | None) -> Claimed | None:
+    """Lease from one shard with a single statement. Arguments as for `_claim`. None: that is not possible now."""
+    fast = shard.fast
+    got = None if fast is None else fast.claim(Attempt(request, shard, brought), seconds)
+    if got is not None:
+        shard.keep_wal_short()
+        shard.gave = True
+    return got
+
+
 def _claim(
-    shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None, *, alone: bool
+    shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None = None
 ) -> Claimed:
     """Lease from one shard until the claim returns something or nothing is ready.
 
     Args:
         brought: gets each claim as soon as it is made, for a caller that is interrupted.
         seconds: how long to wait for the shard's write lock; None: BUSY_SECONDS.
-        alone: try a single statement first.
     """
 
     work = None if joined is None else joined.work.get(shard.number)
@@ -193,11 +214,6 @@ def _claim(
             brought.append((shard, tx, claimed))
         return claimed
 
-    fast = shard.fast if alone and work is None else None
-    if fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
-        shard.keep_wal_short()
-        shard.gave = True
-        return got
     resolves = request.ack_first or request.endless
     while True:
         claimed = shard.drain(take, seconds) if resolves or work is not None else shard.lease(take, _heads, seconds)
