@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import apsw
 
@@ -54,6 +54,20 @@ CHECKPOINT_WAIT_SECONDS: Final = 0.1
 """How long a checkpoint waits for the shard's write lock when other shards may need a checkpoint, too."""
 
 
+class KnownEmpty(NamedTuple):
+    """A look that found nothing claimable in a shard.
+
+    Attributes:
+        state: before it, a value that changes with what any process makes claimable, and with the commits of this one.
+        until: the `time.monotonic()` up to which it is believed. A process may die before it changes the value.
+        soonest: the queue time before which nothing becomes claimable by itself.
+    """
+
+    state: tuple[int | None, int]
+    until: float
+    soonest: int
+
+
 class ShardHost(Host, WalHost, Protocol):
     """What a shard needs from its queue."""
 
@@ -77,6 +91,8 @@ class Shard:
         self.path = None if directory is None else directory / part.file
         self.gave = False
         """Whether the last claim found something. Then the next one need not look first."""
+        self.empty: KnownEmpty | None = None
+        """Set if the last look found nothing."""
         self.incarnation = ""
         self._full = grouped
         self._suspects: int | None = None

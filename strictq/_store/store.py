@@ -49,7 +49,7 @@ from .onelane import expiring, sending
 from .onelane.messages import Item, Sent
 from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings
-from .shard import CHECKPOINT_WAIT_SECONDS, Shard
+from .shard import CHECKPOINT_WAIT_SECONDS, KnownEmpty, Shard
 from .shipping.confirming import Confirming
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
@@ -64,6 +64,8 @@ DEAD_SECONDS: Final = 0.5
 """How often a receive checks for dead workers."""
 DEAD_WAIT_SECONDS: Final = 0.02
 """How long that check waits for a shard that other calls are writing to."""
+EMPTY_SECONDS: Final = 0.1
+"""How long a receive passes over a shard that was empty, if no process says that this changed."""
 EAGER_SHARDS: Final = 16
 """Up to this number, shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 ROW_BYTES: Final = 400
@@ -159,6 +161,7 @@ class Store(Settings):
                 self.waker.begin_boot(clock.boot_id())
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
         self.wake = self.waker.notify
+        self.note_change = self.waker.note_change
         self.suspects = self.waker.suspects
         self.synced, self.note_synced = self.waker.synced, self.waker.note_synced
         self.trust = self.waker.trust
@@ -499,10 +502,16 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.
         """
+        state = self.waker.change(shard.number), shard.lanes.commits
+        known = shard.empty
+        if known is not None and known.state == state and time.monotonic() < known.until and self.now() < known.soonest:
+            return False, None if known.soonest >= NEVER else known.soonest
         found, at, epoch, version = shard.view(_lane_outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
             return True, None  # a boot ended every lease there, or other settings apply
-        return found or at <= self.now(), None if at >= NEVER else at
+        found = found or at <= self.now()
+        shard.empty = None if found or state[0] is None else KnownEmpty(state, time.monotonic() + EMPTY_SECONDS, at)
+        return found, None if at >= NEVER else at
 
     def soonest(self) -> int | None:
         """Return the queue time at which something becomes ready by itself. None: never."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,28 @@ def test_all_shards_are_reached(make: Opener) -> None:
     got = q.receive(40)
     assert sorted(d.key for d in got) == list(range(40))
     assert {d.shard for d in got} == {0, 1, 2, 3}
+
+
+def test_a_shard_that_was_empty_is_looked_at_after_any_send(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "q", shards=4) as q, strictq.open(tmp_path / "q") as other:
+        for n in range(40):
+            assert not q.receive(), "now each shard is known to be empty"
+            other.send(b"", key=f"k{n}") if n % 2 else other.send_many([Message(b"", key=f"k{n}")])
+            (d,) = q.receive(1)
+            d.nack(delay=0)
+            (d,) = other.receive(1)
+            d.ack()
+
+
+def test_a_sender_that_dies_before_it_says_so_delays_a_receive_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with strictq.open(tmp_path / "q", shards=4) as q, strictq.open(tmp_path / "q") as other:
+        assert not q.receive()
+        monkeypatch.setattr(other._storage._store, "note_change", lambda shard: None)
+        other.send(b"", key="k")
+        until = time.monotonic() + 10.0
+        while not q.receive():
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_shards_take_turns(make: Opener) -> None:

@@ -485,6 +485,8 @@ class Writer:
             if self._grouped and self.syncs:
                 self._host.note_synced(self._shard, lanes.commits)
             self.pending = tx.totals.pending
+            if tx.wake:
+                self._host.note_change(self._shard)  # before any caller of the group returns
             if tx.counts_before is not None:
                 tx.counts_after = tx.totals.counts()  # before another thread gets the lock
         except apsw.Error as e:

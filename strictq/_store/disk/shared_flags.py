@@ -2,9 +2,10 @@
 
 Processes share one small memory-mapped file. A process that commits something claimable writes a value that was never there
 before, and waiting receivers compare eight bytes every few milliseconds. The cost does not grow with shards or messages.
-The same file holds three more facts: when a consumer last found no message, for workers that hold more than they can begin; which
-shards had a failed sync, for the processes that did not see the error; and which commit of a shard was the last synced one.
-These outlive the process that wrote them, but not the machine's boot.
+The same file holds four more facts: when a consumer last found no message, for workers that hold more than they can begin; which
+shards had a failed sync, for the processes that did not see the error; which commit of a shard was the last synced one; and a
+value for each shard that changes when something becomes claimable in it, for receives that pass over empty shards. These outlive
+the process that wrote them, but not the machine's boot.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _SUSPECTS: Final = 4 * _SLOT.size
 SUSPECTS_MAX: Final = 256
 _SYNCED: Final = _SUSPECTS + SUSPECTS_MAX
 """Offset of eight bytes for each shard: a synced commit."""
-_BYTES: Final = _SYNCED + SUSPECTS_MAX * _SLOT.size
+_CHANGES: Final = _SYNCED + SUSPECTS_MAX * _SLOT.size
+"""Offset of eight bytes for each shard: the last process that committed something claimable, and its count."""
+_BYTES: Final = _CHANGES + SUSPECTS_MAX * _SLOT.size
 _READ_BYTES: Final = 3 * _SLOT.size
 """The part that read-only users need."""
 NAME_BITS: Final = 24
@@ -54,7 +57,7 @@ class Waker:
                 self._map = _map(path, read_only)
             except (OSError, ValueError):  # without the file, waiters check once a second
                 files.require_descriptors()
-        self._count = 0
+        self._count = self._changes = 0
         self._name = int.from_bytes(os.urandom(4), "little")
         self._listeners: set[Callable[[], None]] = set()
         self._condition = threading.Condition()
@@ -193,6 +196,19 @@ class Waker:
         """Record a synced commit. No lock is needed: if an older one is recorded last, only more commits are synced."""
         if self._map is not None and not self._read_only:
             _SLOT.pack_into(self._map, _SYNCED + shard * _SLOT.size, commit)
+
+    def note_change(self, shard: int) -> None:
+        """Record that something became claimable in a shard."""
+        self._changes += 1
+        if self._map is not None and not self._read_only:
+            _SLOT.pack_into(self._map, _CHANGES + shard * _SLOT.size, (self._name << 32) | (self._changes & 0xFFFFFFFF))
+
+    def change(self, shard: int) -> int | None:
+        """Return a value that changes when something becomes claimable in a shard. None: unknown."""
+        if self._map is None or self._read_only:
+            return None
+        value: int = _SLOT.unpack_from(self._map, _CHANGES + shard * _SLOT.size)[0]
+        return value
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` on every notify of this process, from the notifying thread, until `unlisten`."""

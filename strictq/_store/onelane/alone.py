@@ -28,6 +28,7 @@ class DirectHost(Protocol):
     observers: Observers
 
     def wake(self) -> None: ...
+    def note_change(self, shard: int) -> None: ...
 
 
 class Commit(Protocol):
@@ -72,6 +73,10 @@ class LaneAlone:
         self._lanes = lanes
         self._writer = writer
 
+    def _wake(self) -> None:
+        self._host.note_change(self._lanes.shard)
+        self._host.wake()
+
     def send(self, item: Item, checked: QueueConfig) -> Sent | None:
         """Append a message without a dedup id.
 
@@ -87,7 +92,7 @@ class LaneAlone:
         if done is None:
             return None
         if done[0]:
-            self._host.wake()
+            self._wake()
         return done[1]
 
     def _send(self, _db: apsw.Connection, lanes: ShardLanes, now: int, item: Item) -> tuple[bool, Sent] | None:
@@ -131,7 +136,7 @@ class LaneAlone:
         if ready is None:
             return None
         if ready:
-            self._host.wake()
+            self._wake()
         return [{} for _ in batches]
 
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
@@ -139,7 +144,7 @@ class LaneAlone:
         settings = self._host.settings
         ready = self._writer.direct(self._ack_one, (key, token, seq), settings) if settings[0].history == "off" else None
         if ready:
-            self._host.wake()
+            self._wake()
         return ready is not None
 
     def _ack_one(self, _db: apsw.Connection, lanes: ShardLanes, now: int, what: tuple[bytes, int, int]) -> bool | None:
