@@ -132,16 +132,27 @@ def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None
 def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
     """A store into a hole of a mapped file kills the process if the disk is full."""
     waker = Waker(file)
-    assert file.stat().st_size == 2336
+    assert file.stat().st_size == 4384
     with file.open("rb") as f:
-        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 2336
+        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 4384
     waker.notify()
 
 
 def test_a_shorter_file_of_an_earlier_version_keeps_what_it_says(file: Path) -> None:
     file.write_bytes(b"\x01" * 16)
     assert Waker(file).short_of_space
-    assert file.read_bytes() == b"\x01" * 16 + bytes(2320)
+    assert file.read_bytes() == b"\x01" * 16 + bytes(4368)
+
+
+def test_a_change_of_a_shard_is_seen_by_every_user(file: Path) -> None:
+    mine, other = Waker(file), Waker(file)
+    before = [mine.change(shard) for shard in range(3)]
+    other.note_change(1)
+    after = [mine.change(shard) for shard in range(3)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+    mine.note_change(1)
+    assert other.change(1) not in (before[1], after[1])
+    assert Waker().change(0) is None, "without the file, nothing is known"
 
 
 def test_who_only_looks_is_content_with_the_file_of_an_earlier_version(file: Path) -> None:
