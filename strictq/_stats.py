@@ -24,7 +24,7 @@ class ShardStats(Report):
     which is part of disk_bytes.
 
     `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
-    without an attempt, at any position in its lane. Ages are exact up to 10,000 lanes per state, and a lower bound beyond.
+    without an attempt, at any position in its lane. If the 1,000 oldest messages all had one, it is an upper bound.
 
     `hash_lo` and `hash_hi` are the first and last hash of the shard's range, 16 hex digits each.
     """

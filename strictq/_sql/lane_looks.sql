@@ -23,21 +23,16 @@ SELECT d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 
 FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id WHERE d.key = ? ORDER BY d.id LIMIT ?;
 
 -- name: leased_lanes
--- counting: lanes that were leased when their rows were written. Index: lane_leased.
-SELECT key FROM lane INDEXED BY lane_leased WHERE token IS NOT NULL;
+-- counting: lanes that were leased when their rows were written, until later than a time, which it takes. Index: lane_leased.
+SELECT key FROM lane INDEXED BY lane_leased WHERE token IS NOT NULL AND deadline > ?;
 
 -- name: delayed_lanes
 -- counting: the same for delayed lanes. Index: lane_due.
-SELECT key FROM lane INDEXED BY lane_due WHERE due IS NOT NULL;
+SELECT key FROM lane INDEXED BY lane_due WHERE due IS NOT NULL AND due > ?;
 
 -- name: held_lanes
 -- counting: the same for held lanes. Index: lane_held.
 SELECT key FROM lane INDEXED BY lane_held WHERE held_at IS NOT NULL;
-
--- name: retried_lanes
--- counting: ready lanes at rest whose place is not that of an arrival. Takes how many to examine, and a mask. Index: lane_ready.
-SELECT key FROM (SELECT position, key FROM lane INDEXED BY lane_ready WHERE position IS NOT NULL ORDER BY position LIMIT ?)
-WHERE position & ? <> 0;
 
 -- name: lanes_with_messages
 -- counting: lanes that had messages when their rows were written. Takes the last key that was read, and how many. Index: primary key.

@@ -12,7 +12,7 @@ from .. import _hints as hints
 from .._clock import MICROSECONDS, QueueTime
 from .._durations import Model
 from .._errors import PartialFailure, StoreError, UnknownMessage
-from .._keys import decode_key
+from .._keys import decode_key, is_keyless
 from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from .commit.app_database import Rows
 from .commit.calls import bound
@@ -180,8 +180,9 @@ def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMe
 def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedMessage]:
     found: list[PeekedMessage] = []
     views: dict[bytes, LaneView] = {}
-    for arrival, seq in looking.oldest(lanes):
-        key = lanes.loader.keys_of([arrival])[arrival]
+    for arrival, key, seq in lanes.arrivals.unresolved():
+        if is_keyless(key):
+            key = lanes.loader.keys_of([arrival])[arrival]
         if key not in views and (one := looking.view(lanes, key, time.now())) is not None:
             views[key] = one
         found += reporting.peeked(views[key], seq, 1, time, lanes.shard)

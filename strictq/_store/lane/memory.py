@@ -72,6 +72,8 @@ class ShardMemory:
         gone: (position, arrival numbers) of messages that were resolved, and whose rows were not yet given to `gone`.
         unplaced: lanes whose head must be read before they can be listed.
         parked: keys of the lanes of parked messages, live or ended, as far as memory knows.
+        holds: keys of held lanes, as far as memory knows.
+        redrives: entries that made dead messages unresolved again.
         loaded: the number of loaded ids.
         work: arrivals and messages of entries since the last generation was finished.
         fold_to: the end of the generation that is being folded. 0: none is.
@@ -82,6 +84,7 @@ class ShardMemory:
         self.limits = limits
         self.unsure = True
         self.rebuilds = 0
+        self.redrives = 0
         self.clear(StoredMark(), RunningTotals())
 
     def clear(self, mark: StoredMark, totals: RunningTotals) -> None:
@@ -101,6 +104,7 @@ class ShardMemory:
         self.gone: list[tuple[int, list[int]]] = []
         self.unplaced: list[LiveLane] = []
         self.parked: dict[bytes, None] = {}
+        self.holds: set[bytes] = set()
         self.order = LaneOrder()
         self.loaded = 0
         self.work = 0
@@ -165,6 +169,8 @@ class ShardMemory:
             lane.adopt_opts(row.opts)
             lane.done = parse_done(row.done)
             lane.fill_holes()
+            if lane.rare is not None and lane.rare.hold is not None:
+                self.holds.add(lane.key)
             if delayed:
                 state = lane.with_rare_state()
                 state.delayed = max(state.delayed, delayed)
@@ -541,6 +547,7 @@ class ShardMemory:
         for lane, _ in groups:
             self.touch(lane)
             lane.with_rare_state().hold = (entry[2], entry[6] or "")
+            self.holds.add(lane.key)
             lane.unlist()  # the lane of a lease that is over may be listed
             lane.due = 0
 
@@ -552,6 +559,7 @@ class ShardMemory:
             rare = lane.with_rare_state()
             poison = rare.hold is not None and rare.hold[1] == kinds.POISON_HOLD
             rare.hold = None
+            self.holds.discard(lane.key)
             rare.solo = 0
             rare.tried = {i: (0, 0, 0 if poison and starts else due) for i, (starts, _, due) in rare.tried.items()}
             if lane.grant is None:
@@ -561,6 +569,7 @@ class ShardMemory:
 
     def _redriven(self, entry: Entry, groups: Sequence[Group]) -> None:
         """Make dead messages unresolved again. `deadline` has no meaning here; the seqs are those of the messages' rows."""
+        self.redrives += 1
         n = 0
         for lane, pairs in groups:
             self.touch(lane)

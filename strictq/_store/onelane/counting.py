@@ -1,7 +1,8 @@
 """Counts of a shard and ages of its messages, and its deepest lanes.
 
-The totals are sums that every entry changes. What depends on the present time is derived from loaded lanes, whose number is
-bounded, and from the indexes of lanes at rest: leased, delayed and held ones are read, ready ones only as far as ages need it.
+The totals are sums that every entry changes. What depends on the present time is derived from the lanes that are leased, delayed
+or held: the loaded ones are listed in memory, those at rest in indexes. Ages come from the oldest messages. Nothing else is read,
+so the cost depends neither on the backlog nor on the number of ready lanes.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from ..._sql import LANE_LOOKS, LANE_TABLES
-from ..lane.live_lane import LaneAtRest, LiveLane
-from ..lane.order import PLACE_BITS
+from ..._keys import is_keyless
+from ..._sql import LANE_LOOKS
+from ..lane.live_lane import LiveLane
 from .looking import LaneView, depth_of, lane_at_rest
 from .shard_lanes import ShardLanes
 
-AGES_OVER: Final = 10_000
-"""The number of ready lanes at rest that are examined for ages."""
+AGES_OVER: Final = 1_000
+"""The number of unresolved messages that are examined for an age."""
+READY_OVER: Final = 10_000
+"""The same for the age of the oldest ready one."""
 FEW: Final = 1_000
 """How many lanes at rest a look reads while writers wait for it."""
 _STEP: Final = 500
-_NONE: Final = 1 << 62
 
 
 class ShardFigures(NamedTuple):
@@ -30,15 +32,14 @@ class ShardFigures(NamedTuple):
     Attributes:
         in_flight: those of leases that are not over their deadlines.
         delayed, held: those of lanes whose first message is delayed, and of held ones.
-        oldest: when the oldest head of a lane was sent. `oldest_ready`: of a ready one.
-        unattempted: when the oldest message without an attempt was sent.
+        oldest: when the oldest one was sent.
+        unattempted: when the oldest one without an attempt was sent.
     """
 
     in_flight: int
     delayed: int
     held: int
     oldest: int | None
-    oldest_ready: int | None
     unattempted: int | None
 
 
@@ -48,28 +49,18 @@ class _Count:
     def __init__(self, now: int) -> None:
         self._now = now
         self.in_flight = self.delayed = self.held = 0
-        self.oldest = self.oldest_ready = self.unattempted = _NONE
 
     def add(self, lane: LiveLane) -> None:
-        ids, rare, grant = lane.ids, lane.rare, lane.grant
-        if not ids and rare is None and not lane.new:
-            return
-        head = _head(lane)
-        if head is None:
-            return
-        self.oldest = min(self.oldest, head)
+        rare, grant = lane.rare, lane.grant
         leased = 0
         if grant is not None and grant.deadline > self._now:
-            leased = len(lane.leased())
+            ids = (lane.ids or [])[: lane.held]
+            leased = len(ids) - ids.count(0) + (rare.front_held if rare is not None else 0)
             self.in_flight += leased
         if rare is not None and rare.hold is not None:
             self.held += depth_of(lane) - leased
         elif grant is None and lane.due > self._now:
             self.delayed += depth_of(lane)
-        elif not leased:
-            self.oldest_ready = min(self.oldest_ready, head)
-        if head < self.unattempted and (first := _unattempted(lane)) is not None:
-            self.unattempted = min(self.unattempted, first)
 
 
 def _head(lane: LiveLane) -> int | None:
@@ -86,18 +77,6 @@ def _some(ids: list[int] | None) -> list[int]:
     return next(([i] for i in ids or () if i), [])
 
 
-def _unattempted(lane: LiveLane) -> int | None:
-    """Return the first message of a lane that no handler was started for."""
-    rare, is_leased, new = lane.rare, lane.grant is not None, lane.new or ()
-    if rare is None and not is_leased:
-        return _head(lane)
-    early = [] if rare is None else [*rare.front, *rare.waiting]
-    for seq, i in (*early, *enumerate(lane.ids or (), lane.first), *enumerate(new, lane.tail - len(new) + 1)):
-        if i and not (is_leased and lane.low <= seq <= lane.started) and not lane.attempts(i)[0]:
-            return i
-    return None
-
-
 def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigures | None:
     """Return the figures of a shard.
 
@@ -107,33 +86,34 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigure
         None: there are more.
     """
     count = _Count(now)
-    lanes = store.memory.lanes
-    for lane in list(lanes.values()):
-        if not lane.rest:
-            while lane.deep and not any(lane.ids or ()):
-                store.loader.extend(lane)  # a held lane is not listed, so nothing has needed its head
-            count.add(lane)
-    run: Any = store.db.execute
-    keys: set[bytes] = set()
-    for statement in (LANE_LOOKS.leased_lanes, LANE_LOOKS.delayed_lanes, LANE_LOOKS.held_lanes):
-        for (key,) in run(statement):
+    for lane in _loaded_apart(store, now):
+        count.add(lane)
+    lanes, keys = store.memory.lanes, set[bytes]()
+    for statement, values in (
+        (LANE_LOOKS.leased_lanes, (now,)), (LANE_LOOKS.delayed_lanes, (now,)), (LANE_LOOKS.held_lanes, ()),
+    ):  # fmt: skip
+        for (key,) in store.run(statement, values):
             if _is_at_rest(lanes, key):
                 keys.add(key)
                 if most is not None and len(keys) > most:
                     return None
-    retried = [key for (key,) in run(LANE_LOOKS.retried_lanes, (AGES_OVER, (1 << PLACE_BITS) - 1)) if _is_at_rest(lanes, key)]
-    keys.update(retried)
-    if most is not None and len(keys) > most:
-        return None
     for lane in lanes_at_rest(store, sorted(keys)):
         count.add(lane)
-    ready = (key for _, key in run(LANE_TABLES.ready, (-_NONE, b"", AGES_OVER)).fetchall() if _is_at_rest(lanes, key))
-    for lane in lanes_at_rest(store, ready, step=8):
-        count.add(lane)
-        if _unattempted(lane) is not None:
-            break  # heads of later ones arrived later, but for retried ones
-    oldest, oldest_ready, unattempted = (_sent_at(store, i) for i in (count.oldest, count.oldest_ready, count.unattempted))
-    return ShardFigures(count.in_flight, count.delayed, count.held, oldest, oldest_ready, unattempted)
+    return ShardFigures(count.in_flight, count.delayed, count.held, *_ages(store))
+
+
+def _loaded_apart(store: ShardLanes, now: int) -> Iterable[LiveLane]:
+    """Return loaded lanes that are leased, delayed or held now, each once."""
+    memory = store.memory
+    lanes, order = memory.lanes, memory.order
+    found = {
+        lane.key: lane
+        for deadline, _, grant in order.ends if deadline > now and grant.left
+        for lane in grant.lanes if lane.grant is grant
+    }  # fmt: skip
+    keys = [key for due, key in order.delays if due > now]
+    found |= {key: lane for key in (*keys, *memory.holds) if (lane := lanes.get(key)) is not None and not lane.rest}
+    return found.values()
 
 
 def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
@@ -142,8 +122,31 @@ def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
     return lane is None or lane.rest
 
 
-def _sent_at(store: ShardLanes, arrival: int) -> int | None:
-    at: int | None = None if arrival == _NONE else store.run(LANE_LOOKS.sent_at, (arrival,)).get
+def _ages(store: ShardLanes) -> tuple[int | None, int | None]:
+    """Return when the oldest unresolved message was sent, and the oldest one without an attempt.
+
+    If none of the first AGES_OVER has no attempt, the second time is that of the last of them.
+    """
+    oldest = last = None
+    for n, (i, key, seq) in enumerate(store.arrivals.unresolved()):
+        if n == 0:
+            oldest = i
+        if n == AGES_OVER or not _was_attempted(store, i, key, seq):
+            last = i
+            break
+    return _sent_at(store, oldest), _sent_at(store, last)
+
+
+def _was_attempted(store: ShardLanes, arrival: int, key: bytes, seq: int) -> bool:
+    lane = store.loader.lane(store.loader.keys_of([arrival])[arrival] if is_keyless(key) else key)
+    if lane.attempts(arrival)[0]:
+        return True
+    waits = lane.rare is not None and (seq, arrival) in lane.rare.waiting
+    return lane.grant is not None and lane.low <= seq <= lane.started and not waits
+
+
+def _sent_at(store: ShardLanes, arrival: int | None) -> int | None:
+    at: int | None = None if arrival is None else store.run(LANE_LOOKS.sent_at, (arrival,)).get
     return at
 
 
@@ -165,10 +168,24 @@ def lanes_at_rest(store: ShardLanes, keys: Iterable[bytes], step: int = _STEP) -
 
 
 def waiting(store: ShardLanes, now: int) -> tuple[int, int | None]:
-    """Return the number of ready messages, as in `stats`, and when the oldest head of their lanes was sent."""
+    """Return the number of ready messages, as in `stats`, and when the oldest one was sent that a consumer could receive.
+
+    If none of the first READY_OVER unresolved messages is ready, the time is that of the last of them.
+    """
     found = figures(store, now)
     assert found is not None
-    return store.memory.totals.pending - found.in_flight - found.delayed - found.held, found.oldest_ready
+    n = store.memory.totals.pending - found.in_flight - found.delayed - found.held
+    if not n:
+        return 0, None
+    ready: dict[bytes, bool] = {}
+    for at, (i, key, _) in enumerate(store.arrivals.unresolved()):
+        of = store.loader.keys_of([i])[i] if is_keyless(key) else key
+        if of not in ready:
+            view = LaneView(store, store.loader.lane(of), now)
+            ready[of] = view.lease is None and view.state_behind() == "ready"
+        if ready[of] or at == READY_OVER:
+            return n, _sent_at(store, i)
+    return n, None
 
 
 def deepest(store: ShardLanes, n: int, by: str, now: int) -> list[tuple[LaneView, int, int]]:
@@ -204,4 +221,4 @@ def _with_messages(store: ShardLanes) -> Iterator[LiveLane]:
         yield from lanes_at_rest(store, [key for (key,) in rows if _is_at_rest(lanes, key)])
 
 
-__all__ = ["FEW", "LaneAtRest", "ShardFigures", "deepest", "figures", "lanes_at_rest", "waiting"]
+__all__ = ["FEW", "ShardFigures", "deepest", "figures", "lanes_at_rest", "waiting"]

@@ -13,12 +13,12 @@ import apsw
 
 from ..._errors import StoreCorrupt, UnknownMessage
 from ..._keys import is_keyless
-from ..._sql import LANE_LOOKS, LANE_TABLES
+from ..._sql import LANE_LOOKS
 from ..._types import State
 from ..lane.entries import LaneHolder
 from ..lane.live_lane import Grant, LaneAtRest, LiveLane, lease_of_row
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_OPTS, M_SENT_AT, MessageRow
-from ..tables import gone, trouble
+from ..tables import trouble
 from ..tables.lane_rows import LaneRows
 from .message_opts import decode
 from .shard_lanes import ShardLanes
@@ -305,22 +305,6 @@ def keyless(store: ShardLanes, arrival: int, now: int) -> tuple[LaneView, int] |
     return LaneView(store, lane, now), places[arrival][1]
 
 
-def oldest(store: ShardLanes) -> Iterator[tuple[int, int]]:
-    """Return (arrival number, seq) of unresolved messages in the order of arrival."""
-    run: Any = store.db.execute
-    fresh = {i for _, ids in store.memory.gone for i in ids}
-    after, bucket, bits = 0, -1, 0
-    while rows := run(LANE_TABLES.some_messages, (after, STEP)).fetchall():
-        after = rows[-1][0]
-        for i, _, seq in rows:
-            if i >> gone.BUCKET_BITS != bucket:
-                bucket = i >> gone.BUCKET_BITS
-                bits = gone.bits_of(store.db, store.shard, bucket)
-            if i in fresh or bits >> (i & gone.BUCKET_MASK) & 1 or run(LANE_LOOKS.dead_with, (i,)).get:
-                continue
-            yield i, seq
-
-
 def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
     """Return dead letters of one key, or of the shard. Needs no memory.
 
@@ -342,6 +326,5 @@ __all__ = [
     "depth_of",
     "keyless",
     "lane_at_rest",
-    "oldest",
     "view",
 ]

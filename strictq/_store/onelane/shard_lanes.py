@@ -22,6 +22,7 @@ from ..lane.memory import M_BODY, M_KEY, M_SENT_AT, Group, MessageRow, ShardMemo
 from ..log.log_rows import LogRows
 from ..tables import mark
 from ..tables.lane_rows import LaneRows
+from .arrivals import Arrivals
 from .claiming import Claiming
 from .folding import Folder
 from .loading import Loader
@@ -109,6 +110,7 @@ class ShardLanes:
     loader: Loader
     folder: Folder
     claiming: Claiming
+    arrivals: Arrivals
 
     def __init__(self, shard: int, limits: StoreLimits | None = None, memory: ShardMemory | None = None) -> None:
         self.shard = shard
@@ -136,6 +138,7 @@ class ShardLanes:
         self.loader = Loader(db, memory, self.log, self.rows)
         self.folder = Folder(db, self.loader, self.log, self.rows)
         self.claiming = Claiming(self)
+        self.arrivals = Arrivals(db, memory)
         self._known = db
 
     @property
