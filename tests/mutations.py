@@ -1141,6 +1141,20 @@ MUTATIONS = [
         "tests/store/test_interrupts.py",
     ),
     _store(
+        "a check that finds lost messages deletes nothing",
+        "onelane/checking.py",
+        "fix = None if self.doubtful else _note(i)",
+        "fix = _note(i)",
+        "tests/store/test_check.py",
+    ),
+    _store(
+        "a redriven message is found by those who know that older ones are resolved",
+        "onelane/arrivals.py",
+        "(memory.rebuilds, memory.redrives)",
+        "(memory.rebuilds, 0)",
+        "tests/store/test_looks.py",
+    ),
+    _store(
         "a step that fails after others were committed does not say that nothing was changed",
         "operating.py",
         "if not begun or",

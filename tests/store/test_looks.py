@@ -16,7 +16,7 @@ import pytest
 import strictq
 from strictq import Delivery, LeaseLost, Message, Queue, UnknownMessage
 from strictq._store import shard as shard_module
-from strictq._store.onelane import forgetting
+from strictq._store.onelane import counting, forgetting
 from strictq.testing import FakeClock
 from tests.support.folds import fold, narrow
 from tests.support.internals import shard_of
@@ -284,3 +284,68 @@ def test_a_look_gets_bodies_that_are_stored_out_of_line(disk: Opener, limit: int
     for body in bodies:
         q.send(body, key="k")
     assert [m.body for m in other.peek("k", limit)] == bodies
+
+
+def test_a_redriven_message_is_the_oldest_again(disk: Opener) -> None:
+    q = disk(shards=1)
+    other = disk.open()
+    q.send(b"", key="a")
+    q.receive(1)[0].reject("no")
+    disk.clock.advance(10.0)
+    q.send(b"", key="b")
+    disk.clock.advance(10.0)
+    for each in (q, other):
+        assert (each.stats().oldest_age_seconds, each.stats().first_attempt_age_seconds) == (10.0, 10.0)
+    q.redrive("a")
+    for each in (q, other):
+        assert (each.stats().oldest_age_seconds, each.stats().first_attempt_age_seconds) == (20.0, 20.0)
+    q.purge("a")
+    for each in (q, other):
+        assert each.stats().oldest_age_seconds == 10.0
+    q.purge()
+    for each in (q, other):
+        assert (each.stats().oldest_age_seconds, each.stats().first_attempt_age_seconds) == (None, None)
+
+
+def test_the_age_of_the_first_attempt_is_a_bound_if_many_messages_had_one(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "AGES_OVER", 3)
+    q = disk(shards=1, retry_delay_seconds=0.0)
+    for n in range(6):
+        q.send(b"", key=n)
+        disk.clock.advance(1.0)
+    for d in q.receive(2, per_key=1):
+        d.nack()
+    assert q.stats().first_attempt_age_seconds == 4.0
+    for d in q.receive(4, keys=[2, 3, 4, 5], per_key=1):
+        d.nack()
+    stats = q.stats()
+    assert (stats.oldest_age_seconds, stats.first_attempt_age_seconds) == (6.0, 3.0)
+
+
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_leased_delayed_and_held_messages_are_counted_in_every_state(disk: Opener, at_rest: bool) -> None:
+    q = disk(shards=1, retry_delay_seconds=0.0)
+    other = disk.open()
+    for key in ("leased", "delayed", "held", "both", "ready", "over"):
+        fill(q, key, 3)
+    q.receive(2, keys=["leased"], lease_seconds=1000.0)
+    q.receive(2, keys=["both"], lease_seconds=1000.0)[0].ack()
+    q.receive(2, keys=["over"], lease_seconds=5.0)
+    q.hold("both")
+    q.hold("held")
+    q.receive(1, keys=["delayed"])[0].defer(100.0)
+    disk.clock.advance(10.0)
+    for seconds, delayed in ((0.0, 3), (100.0, 0)):
+        disk.clock.advance(seconds)
+        if at_rest:
+            fold(q)
+            shard_of(q).run(lambda tx: tx.lanes.begin_anew())
+        for each in (q, other):
+            stats = each.stats()
+            assert (stats.in_flight, stats.held, stats.delayed, stats.ready) == (3, 4, delayed, 10 - delayed)
+    q.release("both")
+    q.release("held")
+    q.receive(20, keys=["over", "delayed"])  # of "over" one message, because it may have killed its holder
+    for each in (q, other):
+        stats = each.stats()
+        assert (stats.in_flight, stats.held, stats.delayed, stats.depth) == (7, 0, 0, 17)
