@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final, Literal
 
@@ -21,6 +22,9 @@ BODY_BYTES_MAX: Final = 500_000_000
 
 BEFORE: Final = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
 """The values of fields that a stored configuration lacks: the behaviour of the version that stored it."""
+
+OBSOLETE: Final = {"hot_lanes": "every lane is kept in a journal and in memory"}
+"""Settings of older versions that have no effect any more, and why. They are accepted, and never stored."""
 
 
 def _seconds(minimum: float, *, optional: bool = False) -> Any:
@@ -51,12 +55,29 @@ def _remembers_given(cls: type[QueueConfig]) -> type[QueueConfig]:
 
     @functools.wraps(init)
     def __init__(self: QueueConfig, **given: Any) -> None:
-        require_known(given)
+        given = effective(given)
         init(self, **given)
         self._remember(given.keys(), {})
 
     cls.__init__ = __init__  # type: ignore[method-assign]
     return cls
+
+
+def effective(given: Mapping[str, Any], stacklevel: int = 3) -> dict[str, Any]:
+    """Return these settings without the obsolete ones, for each of which a warning is raised.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    require_known(given)
+    for name in OBSOLETE.keys() & given.keys():
+        warnings.warn(no_effect(name), DeprecationWarning, stacklevel)
+    return {name: value for name, value in given.items() if name not in OBSOLETE}
+
+
+def no_effect(name: str) -> str:
+    """Return the text of a warning about an obsolete setting."""
+    return f"the setting {name} has no effect any more, because {OBSOLETE[name]}"
 
 
 def require_known(names: Iterable[str]) -> None:
@@ -66,7 +87,7 @@ def require_known(names: Iterable[str]) -> None:
         ConfigError: a name is unknown; the hint has the most similar setting, if there is one.
     """
     known = [a.name for a in attrs.fields(QueueConfig)]
-    unknown = sorted(set(names) - set(known))
+    unknown = sorted(set(names).difference(known, OBSOLETE))
     if not unknown:
         return
     from difflib import get_close_matches  # few programs need it
@@ -84,11 +105,6 @@ def _one_of(*choices: str) -> Any:
     return check
 
 
-def _flag(_: QueueConfig, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name} must be True or False, not {value!r}")
-
-
 class _Remembered:
     """State of a QueueConfig that is not a setting, and is ignored in comparisons."""
 
@@ -103,6 +119,8 @@ class QueueConfig(_Remembered):
     """Settings of a queue, stored in it. Change them with `q.configure(...)`; every process applies them at its next write.
 
     The object records which settings were passed. `strictq.open` compares only those with the stored ones.
+
+    `hot_lanes`, a setting of older versions, is accepted with a DeprecationWarning, and has no effect.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -170,9 +188,6 @@ class QueueConfig(_Remembered):
     """Estimate of the prepare stage of messages without their own, seconds; None: workers learn it."""
     process_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
     """Estimate of the process stage of messages without their own, seconds; None: workers learn it."""
-    hot_lanes: bool = attrs.field(default=True, validator=_flag)
-    """Keep messages that are sent, received and acked soon in logs and in memory, which takes less CPU time. No effect for
-    in-memory queues and while `history` is on."""
 
     @retry_backoff.validator
     def _check_backoff(self, attribute: attrs.Attribute[float], value: object) -> None:
@@ -190,7 +205,7 @@ class QueueConfig(_Remembered):
 
     def evolve(self, **changes: Any) -> QueueConfig:
         """Return this configuration with some values changed and validated."""
-        require_known(changes)
+        changes = effective(changes)
         return attrs.evolve(self, **changes)._remember(self.given | changes.keys(), self._unknown)
 
     @property
@@ -224,7 +239,7 @@ class QueueConfig(_Remembered):
         if not isinstance(values, dict):
             raise ConfigError("the stored configuration is not a JSON object")
         known = {a.name for a in attrs.fields(cls)} & values.keys()
-        unknown = {name: value for name, value in values.items() if name not in known}
+        unknown = {name: value for name, value in values.items() if name not in known and name not in OBSOLETE}
         return cls(**(BEFORE | {name: values[name] for name in known}))._remember(known, unknown)
 
     def retry_delay(self, attempts: int) -> float:

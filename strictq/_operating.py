@@ -12,7 +12,7 @@ from . import _consumers as consumers
 from . import _hints as hints
 from . import _validate as validate
 from ._clock import MICROSECONDS
-from ._config import QueueConfig
+from ._config import QueueConfig, effective
 from ._errors import InvalidArgument
 from ._keys import Key, encode_key
 from ._stats import ReplicationStatus, Stats
@@ -202,7 +202,7 @@ class Operations:
     # ---- configuration, estimates, and the program's tables
 
     def configure(self, changes: dict[str, Any]) -> QueueConfig:
-        return self._open(writing=True).configure(changes)
+        return self._open(writing=True).configure(effective(changes, stacklevel=4))
 
     def estimates(self) -> dict[str, str]:
         """Return the learned durations by stage, for a worker."""

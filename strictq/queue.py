@@ -727,6 +727,8 @@ class Queue:
     def configure(self, **changes: Any) -> QueueConfig:
         """Change settings. They are stored, and every process applies them at its next write.
 
+        A setting that has no effect any more raises a DeprecationWarning and changes nothing.
+
         Returns:
             The new configuration.
         Raises:

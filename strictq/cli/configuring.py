@@ -12,9 +12,9 @@ import click
 
 import strictq
 from strictq import ConfigError, QueueConfig
-from strictq._config import require_known
+from strictq._config import OBSOLETE, no_effect, require_known
 from strictq.cli._arguments import Decorator, Durability, json_option, looking, operating, queue_argument
-from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable
+from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable, tell
 from strictq.cli._render import show
 from strictq.cli._words import emit
 
@@ -99,7 +99,7 @@ def as_values(q: strictq.Queue) -> dict[str, Any]:
 
 
 def changes(settings: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs as settings: numbers, `none`, or words.
+    """Parse NAME=VALUE pairs as settings: numbers, `none`, or words. Report obsolete settings on stderr, and leave them out.
 
     Raises:
         Failure: one is not a pair.
@@ -112,6 +112,9 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
             raise Failure(f"{pair!r} is not NAME=VALUE", USAGE)
         found[name.strip()] = _value(value.strip())
     require_known(found)
+    for name in OBSOLETE.keys() & found.keys():
+        tell(f"strictq: {no_effect(name)}")
+        del found[name]
     return found
 
 

@@ -645,6 +645,15 @@ def test_settings_that_cannot_be(path: Path, setting: str, message: str) -> None
     assert (result.exit_code, (path.parent / "never").exists()) == (2, False)
 
 
+def test_an_obsolete_setting_is_reported_and_ignored(path: Path) -> None:
+    before = values("config", path)
+    for args in (("config", path), ("create", path.parent / "new")):
+        result = in_process(*args, "hot_lanes=false", "--json")
+        assert result.exit_code == 0
+        assert "strictq: the setting hot_lanes has no effect any more" in result.stderr
+    assert values("config", path) == before
+
+
 def test_looking_changes_nothing(path: Path) -> None:
     with strictq.open(path) as q:
         fill(q, "k", 3)

@@ -6,10 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 import strictq
-from strictq import QueueConfig
 from strictq.replication.restoring import points_of, restore
 from tests.support.shipping import begin_tasks, pass_on, problems_of, shipper_of
 
@@ -26,9 +23,8 @@ def load(q: strictq.Queue, stop: threading.Event, failed: list[BaseException]) -
         failed.append(e)
 
 
-@pytest.mark.parametrize("hot", [False, True])
-def test_every_cut_under_load_is_a_state_that_the_queue_had(tmp_path: Path, hot: bool) -> None:
-    with strictq.open(tmp_path / "q", shards=4, durability="process", config=QueueConfig(hot_lanes=hot)) as q:
+def test_every_cut_under_load_is_a_state_that_the_queue_had(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "q", shards=4, durability="process") as q:
         begin_tasks(q, range(TASKS))
         stop, failed = threading.Event(), []
         threads = [threading.Thread(target=load, args=(q, stop, failed)) for _ in range(3)]

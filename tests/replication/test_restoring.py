@@ -14,7 +14,6 @@ from strictq import (
     Diverged,
     InvalidArgument,
     LeaseLost,
-    QueueConfig,
     QueueNotFound,
     ReplicaGap,
     StrictqError,
@@ -436,8 +435,8 @@ def test_a_medium_that_can_only_be_read(
     assert count(tmp_path / "r") == 5
 
 
-def test_hot_lanes_are_restored(disk: Opener, target: Path, tmp_path: Path, clock: FakeClock) -> None:
-    q = disk.open(config=QueueConfig(hot_lanes=True))
+def test_lanes_that_no_fold_has_written_are_restored(disk: Opener, target: Path, tmp_path: Path, clock: FakeClock) -> None:
+    q = disk.open()
     shipper = shipper_of(q, target)
     for n in range(10):
         q.send(b"%d" % n, key=f"k{n % 3}")

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 import strictq
-from strictq import Queue, QueueConfig, StoreCorrupt
+from strictq import Queue, StoreCorrupt
 from strictq._store.disk import epoch
 from strictq._store.disk.wal_file import HEADER_BYTES
 from strictq._store.shipping import commit_time, tail
@@ -22,9 +22,9 @@ from tests.support.internals import connected, connection_of, shard_of, store_of
 from tests.support.queues import Opener
 
 
-@pytest.fixture(params=[False, True], ids=["cold", "hot"])
-def q(request: pytest.FixtureRequest, disk: Opener) -> Queue:
-    return disk.open(config=QueueConfig(hot_lanes=request.param))
+@pytest.fixture
+def q(disk: Opener) -> Queue:
+    return disk.open()
 
 
 def tail_of(q: Queue) -> WalTail:

@@ -171,12 +171,12 @@ def is_untouched(batch: Batch) -> bool:
     return batch._elements is None
 
 
-@pytest.fixture(params=["hot", "cold", "memory"])
+@pytest.fixture(params=["disk", "memory"])
 def stored(request: pytest.FixtureRequest, disk: Opener, make: Opener) -> Queue:
-    """A queue of two shards, with hot lanes or without."""
+    """A queue of two shards, on disk or in memory."""
     if request.param == "memory":
         return make(shards=2)
-    return disk(shards=2, hot_lanes=request.param == "hot")
+    return disk(shards=2)
 
 
 KEYS = [f"k{n}" for n in range(12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import strictq.testing
 from strictq import ConfigError, QueueConfig
 from strictq.testing import FakeClock
 from tests.support.injection import refuse_writes
+from tests.support.internals import tamper
 from tests.support.queues import Opener, fill, keys_by_shard, seqs
 
 
@@ -374,3 +376,49 @@ def test_configure_inside_a_transaction_changes_nothing(disk: Opener) -> None:
             q.configure(max_attempts=2)
     q.close()
     assert disk().config.max_attempts == QueueConfig().max_attempts
+
+
+OBSOLETE = "the setting hot_lanes has no effect any more"
+
+
+def test_an_obsolete_setting_warns_the_caller_and_does_nothing(disk: Opener) -> None:
+    q = disk.open(config=QueueConfig(lease_seconds=7.0))
+    with pytest.warns(DeprecationWarning, match=OBSOLETE) as made:
+        config = QueueConfig(hot_lanes=False, max_attempts=9)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match=OBSOLETE) as changed:
+        evolved = QueueConfig().evolve(hot_lanes="any value", max_attempts=9)
+    with pytest.warns(DeprecationWarning, match=OBSOLETE) as stored:
+        assert q.configure(hot_lanes=True, max_attempts=9) == QueueConfig(lease_seconds=7.0, max_attempts=9)
+    assert [warning.filename for found in (made, changed, stored) for warning in found] == [__file__] * 3
+    assert config == evolved == QueueConfig(max_attempts=9)
+    assert config.given == evolved.given == {"max_attempts"}
+    assert "hot_lanes" not in config.to_json()
+
+
+def test_an_obsolete_setting_does_not_hide_an_unknown_one(disk: Opener) -> None:
+    q = disk()
+    with pytest.raises(ConfigError, match="'hot_lane'") as found:
+        q.configure(hot_lanes=True, hot_lane=True)
+    assert "hot_lanes" not in found.value.hint
+
+
+def test_awaited_configure_warns_of_an_obsolete_setting(disk: Opener) -> None:
+    async def run() -> None:
+        async with strictq.open_async(disk.path, clock=disk.clock) as q:
+            with pytest.warns(DeprecationWarning, match=OBSOLETE):
+                assert await q.configure(hot_lanes=True) == QueueConfig()
+
+    anyio.run(run)
+
+
+def test_a_stored_obsolete_setting_is_read_without_a_warning_and_never_written_again(disk: Opener) -> None:
+    disk.open(config=QueueConfig(max_attempts=9)).close()
+    tamper(Path(disk.path) / "queue.db", "UPDATE queue SET config = json_set(config, '$.hot_lanes', json('false'), '$.newer', 1)")
+    with disk() as q:
+        assert q.config == QueueConfig(max_attempts=9)
+        assert "hot_lanes" not in q.config.given
+        q.configure(max_attempts=10)
+    ((text,),) = tamper(Path(disk.path) / "queue.db", "SELECT config FROM queue")
+    stored = json.loads(text)
+    assert "hot_lanes" not in stored
+    assert stored["newer"] == 1

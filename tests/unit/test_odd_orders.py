@@ -66,7 +66,7 @@ def test_keyless_dedup_survives_another_number_of_lanes(make: Opener) -> None:
 
 @pytest.mark.own_messages("lanes of the queue")
 def test_idle_lanes_are_forgotten_also_under_send_many(make: Opener, clock: FakeClock) -> None:
-    q = make(idle_lane_seconds=1.0, hot_lanes=False)
+    q = make(idle_lane_seconds=1.0)
     for turn in range(20):
         q.send_many([Message(b"", key=f"{turn}-{n}") for n in range(100)])
         q.ack_many(q.receive(100))

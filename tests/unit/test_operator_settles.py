@@ -28,10 +28,9 @@ def verb(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[True, False], ids=["hot", "cold"])
-def queue(request: pytest.FixtureRequest, make: Opener) -> Queue:
-    """A queue whose lanes are hot or not. In memory, they never are."""
-    return make(hot_lanes=request.param, max_attempts=5)
+@pytest.fixture
+def queue(make: Opener) -> Queue:
+    return make(max_attempts=5)
 
 
 def outcomes(q: Queue) -> tuple[int, int, int]:

@@ -19,9 +19,8 @@ def totals(q: Queue) -> dict[str, int]:
     return {name: getattr(found, name) for name in NAMES if getattr(found, name)}
 
 
-@pytest.mark.parametrize("hot", [False, True], ids=["", "hot"])
-def test_they_survive_restarts(tmp_path: Path, hot: bool) -> None:
-    config = QueueConfig(max_attempts=1, hot_lanes=hot, **AT_ONCE)
+def test_they_survive_restarts(tmp_path: Path) -> None:
+    config = QueueConfig(max_attempts=1, **AT_ONCE)
     with strictq.open(tmp_path / "q", shards=2, durability="process", config=config) as q:
         assert totals(q) == {}
         for n in range(6):
