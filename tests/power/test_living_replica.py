@@ -19,6 +19,8 @@ from tests.support.replica_cuts import ReplicaJudge, cut_again, record
 from tests.support.shipped_runs import ship
 
 SEEDS = (2, 3)
+RARE_SEED = 19
+"""Of twenty programs, about one shows that a replica must know which of its pages may be unsynced."""
 EVERY = 10
 """One of so many points is cut in the normal case."""
 Weaken = Callable[[pytest.MonkeyPatch], None]
@@ -73,7 +75,9 @@ def _unsynced_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ApplyingMark, "begin", begin)
 
 
-@pytest.mark.parametrize("weaken", [_unsynced_log, _unsynced_pages, _unsynced_state, _unsynced_mark])
-def test_each_sync_of_a_replica_is_needed(weaken: Weaken, place: Path) -> None:
+@pytest.mark.parametrize(
+    ("weaken", "seed"), [(_unsynced_log, 2), (_unsynced_pages, 2), (_unsynced_state, 2), (_unsynced_mark, RARE_SEED)]
+)
+def test_each_sync_of_a_replica_is_needed(weaken: Weaken, seed: int, place: Path) -> None:
     with pytest.raises(Broken):
-        attack(place, SEEDS[0], every=2, weaken=weaken)
+        attack(place, seed, every=2, weaken=weaken)
