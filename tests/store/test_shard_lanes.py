@@ -402,6 +402,18 @@ def test_the_first_unresolved_message_does_not_depend_on_how_much_of_a_lane_is_l
     assert whole.ids == joining.ids == [4, 5, 6]
 
 
+def test_the_lanes_of_a_settled_claim_are_not_kept_until_its_deadline(opened: Opened) -> None:
+    shard = opened.open()
+    send(shard, 1, b"sa")
+    send(shard, 1, b"sb")
+    token, groups = claim(shard)
+    (grant,) = [end[2] for end in shard.memory.order.ends]
+    ack(shard, token, groups[:1])
+    assert len(grant.lanes) == 2, "one is still leased"
+    nack(shard, token, groups[1:])
+    assert not grant.lanes
+
+
 def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> None:
     shard = opened.open()
     for n in range(3):

@@ -387,3 +387,11 @@ def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) ->
 
         assert in_threads([look, wait, wait, close]) == [None] * 4
         assert waker.ended
+
+
+def test_a_sender_that_dies_before_it_says_so_delays_a_receive_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with strictq.open(tmp_path / "q", shards=4) as q, strictq.open(tmp_path / "q") as other:
+        assert not q.receive()
+        monkeypatch.setattr(store_of(other), "note_change", lambda shard: None)
+        other.send(b"", key="k")
+        wait_until(lambda: bool(q.receive()), "the receive of the message")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,17 +122,6 @@ def test_a_shard_that_was_empty_is_looked_at_after_any_send(tmp_path: Path) -> N
             d.nack(delay=0)
             (d,) = other.receive(1)
             d.ack()
-
-
-def test_a_sender_that_dies_before_it_says_so_delays_a_receive_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with strictq.open(tmp_path / "q", shards=4) as q, strictq.open(tmp_path / "q") as other:
-        assert not q.receive()
-        monkeypatch.setattr(other._storage._store, "note_change", lambda shard: None)
-        other.send(b"", key="k")
-        until = time.monotonic() + 10.0
-        while not q.receive():
-            assert time.monotonic() < until
-            time.sleep(0.01)
 
 
 def test_shards_take_turns(make: Opener) -> None:
