@@ -156,17 +156,17 @@ def test_a_transaction_that_is_interrupted_on_its_way_out_keeps_no_lock(tmp_path
 def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, statement: str, behind: bool) -> None:
     with strictq.open(tmp_path / "queue") as q:
         q.send(b"", "k")
-        q.stats()
+        q.top_keys()
         shard = shard_of(q)
         real, interrupts = shard._reader.db, list[KeyboardInterrupt]()
         assert real is not None
         shard._reader.db = Faulty(  # type: ignore[assignment]
             real, lambda sql: interrupts.pop() if interrupts and sql.startswith(statement) else None, after=behind
         )
-        q.stats()
+        q.top_keys()
         interrupts.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            q.stats()
+            q.top_keys()
         assert not interrupts
         shard._reader.db = real
         assert q.stats().depth == 1
@@ -311,7 +311,7 @@ def test_reads_that_an_interrupt_left_in_a_traceback_do_not_go_on(tmp_path: Path
         q.send_many([strictq.Message(b"", key="k") for _ in range(100)])
 
         def interrupted(db: apsw.Connection) -> None:
-            rows = db.execute("SELECT id FROM inbox")  # the traceback keeps it
+            rows = db.execute("SELECT id FROM message")  # the traceback keeps it
             next(rows)
             raise KeyboardInterrupt
 
