@@ -293,5 +293,5 @@ DELETE FROM lane WHERE key = ?;
 SELECT key FROM lane WHERE key > ? ORDER BY key LIMIT ?;
 
 -- name: some_messages
--- looking and merging: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
+-- arrivals and checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
 SELECT id, key, seq FROM message WHERE id > ? ORDER BY id LIMIT ?;

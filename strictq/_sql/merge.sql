@@ -13,9 +13,9 @@ FROM outbox WHERE destination = ? AND id > ? ORDER BY id LIMIT ?;
 -- merging.key_states: every key's state, for keys that have one.
 SELECT key, value FROM key_state;
 
--- name: dead_ids
+-- name: dead_letters
 -- merging.listed: every dead letter.
-SELECT id FROM dead;
+SELECT key, id, seq FROM dead;
 
 -- name: app_tables
 -- merging.app_rows: the program's own tables. Scans the schema.

@@ -11,18 +11,17 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from ..._keys import ASIDE, is_keyless
-from ..._sql import LANE_TABLES, MERGE
+from ..._sql import MERGE
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.live_lane import LiveLane
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
-from ..tables import dead, gone
+from ..tables import dead
 from . import checking, ending, expiring, history
 from .headers import headers as decode_headers
 from .message_opts import decode
 from .shard_lanes import ShardLanes
 
-STEP: Final = 1_000
 ELSEWHERE: Final = history.End("acked")
 """The end of a message that another history has resolved."""
 HISTORY_HEADER: Final = "strictq-merged-history"
@@ -48,23 +47,10 @@ class Resolved(NamedTuple):
 
 def listed(store: ShardLanes) -> list[Listed]:
     """Return every unresolved message and every dead letter. No lane is loaded for that."""
-    fresh = {i for _, ids in store.memory.gone for i in ids}
-    buried = {i for (i,) in store.run(MERGE.dead_ids).fetchall()}
-    found: list[Listed] = []
-    after, bucket, bits = 0, -1, 0
-    while rows := store.run(LANE_TABLES.some_messages, (after, STEP)).fetchall():
-        after = rows[-1][0]
-        places: dict[int, bytes] = {}
-        keyless = [i for i, key, _ in rows if is_keyless(key)]
-        if keyless:
-            places = store.loader.keys_of(keyless)
-        for i, key, seq in rows:
-            if i >> gone.BUCKET_BITS != bucket:
-                bucket = i >> gone.BUCKET_BITS
-                bits = gone.bits_of(store.db, store.shard, bucket)
-            if i not in fresh and not bits >> (i & ((1 << gone.BUCKET_BITS) - 1)) & 1:
-                found.append(Listed(i, places.get(i, key), seq, int(i in buried)))
-    return found
+    unresolved = list(store.arrivals.unresolved())
+    places = store.loader.keys_of([i for i, key, _ in unresolved if is_keyless(key)])
+    found = [Listed(i, places.get(i, key), seq, 0) for i, key, seq in unresolved]
+    return found + [Listed(i, key, seq, 1) for key, i, seq in store.run(MERGE.dead_letters)]
 
 
 def dedup_ids(db: apsw.Connection, behind: int) -> dict[int, str]:
