@@ -436,7 +436,11 @@ class Storage:
 
     def ack_claimed(self, claimed: Claimed) -> list[Lost]:
         """Ack everything that a claim leased. Return the refused seqs of each lease; empty if there are none."""
-        return self._store.shards[claimed.shard].drain(AckClaimed(claimed))
+        part = self._store.shards[claimed.shard]
+        if (fast := part.fast) is None or not fast.ack_claimed(claimed):
+            return part.drain(AckClaimed(claimed))
+        part.keep_wal_short()
+        return []
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure

@@ -402,6 +402,25 @@ def test_the_first_unresolved_message_does_not_depend_on_how_much_of_a_lane_is_l
     assert whole.ids == joining.ids == [4, 5, 6]
 
 
+def test_a_whole_claim_is_acked_by_one_statement(opened: Opened) -> None:
+    shard, other = opened.open(), opened.open()
+    send(shard, 3, b"sa")
+    send(shard, 1, b"sb")
+    claimed = shard.claim(request(3))
+    before = shard.lanes.commits
+    assert settling.ack_claimed_alone(shard.lanes, claimed, opened.now) is False, "sb waits since it was sent"
+    assert shard.lanes.commits == before + 1
+    assert settling.ack_claimed_alone(shard.lanes, claimed, opened.now) is None, "it is not leased any more"
+    part = shard.claim(request(1))
+    send(shard, 1, b"sb")
+    assert settling.ack_claimed_alone(shard.lanes, part, opened.now) is True, "the rest of sb is ready"
+    again = shard.claim(request(1))
+    send(other, 1, b"sc")
+    assert settling.ack_claimed_alone(shard.lanes, again, opened.now) is None, "memory is behind"
+    assert not any(shard.ack(batches(again.token, groups_of(again))))
+    assert shard.totals().pending == other.totals().pending == 1
+
+
 def test_the_lanes_of_a_settled_claim_are_not_kept_until_its_deadline(opened: Opened) -> None:
     shard = opened.open()
     send(shard, 1, b"sa")

@@ -139,6 +139,17 @@ class LaneAlone:
             self._wake()
         return [{} for _ in batches]
 
+    def ack_claimed(self, claimed: Claimed) -> bool:
+        """Ack everything that a claim leased. Return False if a transaction must do it."""
+        settings = self._host.settings
+        ready = self._writer.direct(self._ack_claimed, claimed, settings) if settings[0].history == "off" else None
+        if ready:
+            self._wake()
+        return ready is not None
+
+    def _ack_claimed(self, _db: apsw.Connection, lanes: ShardLanes, now: int, claimed: Claimed) -> bool | None:
+        return settling.ack_claimed_alone(lanes, claimed, now)
+
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
         """Ack a message of a live lease. Return False if a transaction must do it."""
         settings = self._host.settings

@@ -179,25 +179,32 @@ def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
 
 def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
     """Ack everything that a claim leased. Return False, and do nothing, unless all of it is still leased and unresolved."""
-    store = tx.lanes
+    groups = _all_claimed(tx.lanes, claimed)
+    if groups is None:
+        return False
+    before = sending.listed(tx.lanes.memory)
+    tx.lanes.append(kinds.ACK, groups, token=claimed.token)
+    tx.wake = tx.wake or sending.listed(tx.lanes.memory) != before
+    return True
+
+
+def _all_claimed(store: ShardLanes, claimed: Claimed) -> list[Group] | None:
+    """Return the lanes of a claim with their messages. None: not all of it is still leased and unresolved, in plain lanes."""
     lanes, token = store.memory.lanes, claimed.token
     groups: list[Group] = []
     for rows in claimed.rows:
         row = rows[0]
         lane = lanes.get(row[KEY])
         if lane is None or lane.rare is not None or (grant := lane.grant) is None or grant.token != token:
-            return False
+            return None
         window, n = lane.ids, len(rows)
         if window is None or n > lane.held:
-            return False
+            return None
         ids = window if n == len(window) else window[:n]
         if ids[0] != row[ID] or (n > 1 and ids != [row[ID] for row in rows]):
-            return False
+            return None
         groups.append((lane, ids))
-    before = sending.listed(store.memory)
-    store.append(kinds.ACK, groups, token=token)
-    tx.wake = tx.wake or sending.listed(store.memory) != before
-    return True
+    return groups
 
 
 def _ack_each(tx: Tx, batch: Settlement) -> Lost:
@@ -552,6 +559,17 @@ def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int)
         ids[0].to_bytes(8, "little", signed=True),
     )  # fmt: skip
     return lane.listed != 0 if store.append_alone(entry, [(lane, ids)]) else None
+
+
+def ack_claimed_alone(store: ShardLanes, claimed: Claimed, now: int) -> bool | None:
+    """Ack everything that a claim leased with a single statement. Return as `ack_alone`."""
+    groups = _all_claimed(store, claimed)
+    if not groups or sum([len(ids) for _, ids in groups]) != claimed.messages:
+        return None
+    memory = store.memory
+    before = sending.listed(memory)
+    entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, claimed.token, 0, None, kinds.encode_groups(groups))
+    return sending.listed(memory) != before if store.append_alone(entry, groups) else None
 
 
 def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> bool | None:
