@@ -346,8 +346,8 @@ MUTATIONS = [
     _store(
         "a claim is acked whole only under its token",
         "onelane/settling.py",
-        " or (grant := lane.grant) is None or grant.token != token:\n            return False\n        window, n",
-        " or lane.grant is None:\n            return False\n        window, n",
+        " or (grant := lane.grant) is None or grant.token != token:\n            return None\n        window, n",
+        " or lane.grant is None:\n            return None\n        window, n",
         "tests/unit/test_batch.py",
     ),
     _store(
