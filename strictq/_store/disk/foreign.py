@@ -6,8 +6,8 @@ page with a wrong checksum only if all of this holds:
 
 - The shard's mark, which has a checksum of its own, says that the WAL had frames and that strictq did not empty it.
 - The WAL is gone.
-- A page that the newest commit may have written has a wrong checksum: that of the counter row, or the last one of a log of hot
-  lanes. Every commit writes one of them, so a foreign checkpoint did, too.
+- A page that the newest commit may have written has a wrong checksum: the last one of `message` or of `journal`. Every commit
+  adds a row to one of them, so a foreign checkpoint wrote it, too.
 - No page is a single bit away from its checksum, as far as that can be determined.
 - SQLite's integrity check and strictq's own find nothing.
 

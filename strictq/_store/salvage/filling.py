@@ -106,8 +106,8 @@ class Filling:
         self._doubtful: defaultdict[bytes, list[int]] = defaultdict(list)
         """By key, seqs of messages that were saved, and are not certain."""
         self._unverified_ids: set[int] = set()
-        self._open_ended: set[bytes] = set()
-        """Lanes whose newest messages may be lost."""
+        self._open_ended: dict[bytes, float] = {}
+        """How many of the newest seqs of a lane may be lost."""
         self._unknown_lanes = False
         """Whether there may have been lanes of which nothing remains, not even their keys."""
         self._dues: dict[int, int] = {}
@@ -396,11 +396,11 @@ class Filling:
             tables = ("lane", "pending", "dead")
             if missing > told or any(self._pages.holes[table] for table in tables):
                 self._lost.append(LostRange(self._part.shard, None, 1, None))
-                self._open_ended.update(journal.lanes)
+                self._open_ended.update((key, missing) for key in journal.lanes)
                 self._unknown_lanes = True
         if any(hi is None for _, hi in holes):
             self._top += UNKNOWN_ARRIVALS
-        self._open_ended.update(key for key, lane in journal.lanes.items() if self._lacks_row(lane))
+        self._open_ended.update((key, math.inf) for key, lane in journal.lanes.items() if self._lacks_row(lane))
 
     def _tell_gaps(self, journal: Journal, holes: list[tuple[int, int | None]]) -> int:
         """Report gaps between the messages of each lane that its row does not include yet. Return how many messages these are."""
@@ -467,8 +467,8 @@ class Filling:
         while batch := list(islice(lanes, BATCH)):
             some = []
             for lane in batch:
-                if lane.live.key in self._open_ended:
-                    lane.newest = max(lane.newest, beyond)
+                lost = self._open_ended.get(lane.live.key, 0)
+                lane.newest = max(lane.newest, beyond) if math.isinf(lost) else lane.newest + int(lost)
                 totals.pending += len(lane.seqs)
                 live = arrange(lane, self._dues.get)
                 live.tidy()
