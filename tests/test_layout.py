@@ -97,7 +97,7 @@ INSIDE_SUPPORT = {
     "support/guarded/sitecustomize.py",  # stands between strictq and apsw
     "support/faults.py", "support/flips.py", "support/format_2.py", "support/formats.py",
     "support/folds.py", "support/powercut.py", "support/powercut_reading.py", "support/powercut_run.py",
-    "support/lane_file.py", "support/lane_kills.py", "support/lane_walk.py",
+    "support/lane_file.py", "support/lane_kills.py", "support/lane_walk.py", "support/outside_reader.py",
     "support/powercut_verify.py", "support/programs.py", "support/scans.py", "support/second_process.py",
     "support/small_scope.py", "support/witness.py",
 }  # fmt: skip

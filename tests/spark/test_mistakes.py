@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import QueueConfig
-from strictq._store.migrate import FORMAT
+from tests.support.formats import FORMAT
 from tests.support.injection import restamp
 
 from .streams import END_SECONDS

@@ -65,3 +65,16 @@ def test_settings_of_a_newer_version_outlive_an_update_at_open(disk: Opener) -> 
     with_newer_settings(disk)
     disk.open(config=QueueConfig(max_attempts=4), on_config_mismatch="update").close()
     assert all(stored == stored | NEWER and stored["max_attempts"] == 4 for stored in stored_settings(disk))
+
+
+def test_a_stored_obsolete_setting_is_read_without_a_warning_and_never_written_again(disk: Opener) -> None:
+    disk.open(config=QueueConfig(max_attempts=9)).close()
+    tamper(Path(disk.path) / "queue.db", "UPDATE queue SET config = json_set(config, '$.hot_lanes', json('false'), '$.newer', 1)")
+    with disk() as q:
+        assert q.config == QueueConfig(max_attempts=9)
+        assert "hot_lanes" not in q.config.given
+        q.configure(max_attempts=10)
+    ((text,),) = tamper(Path(disk.path) / "queue.db", "SELECT config FROM queue")
+    stored = json.loads(text)
+    assert "hot_lanes" not in stored
+    assert stored["newer"] == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import strictq.testing
 from strictq import ConfigError, QueueConfig
 from strictq.testing import FakeClock
 from tests.support.injection import refuse_writes
-from tests.support.internals import tamper
 from tests.support.queues import Opener, fill, keys_by_shard, seqs
 
 
@@ -409,16 +407,3 @@ def test_awaited_configure_warns_of_an_obsolete_setting(disk: Opener) -> None:
                 assert await q.configure(hot_lanes=True) == QueueConfig()
 
     anyio.run(run)
-
-
-def test_a_stored_obsolete_setting_is_read_without_a_warning_and_never_written_again(disk: Opener) -> None:
-    disk.open(config=QueueConfig(max_attempts=9)).close()
-    tamper(Path(disk.path) / "queue.db", "UPDATE queue SET config = json_set(config, '$.hot_lanes', json('false'), '$.newer', 1)")
-    with disk() as q:
-        assert q.config == QueueConfig(max_attempts=9)
-        assert "hot_lanes" not in q.config.given
-        q.configure(max_attempts=10)
-    ((text,),) = tamper(Path(disk.path) / "queue.db", "SELECT config FROM queue")
-    stored = json.loads(text)
-    assert "hot_lanes" not in stored
-    assert stored["newer"] == 1

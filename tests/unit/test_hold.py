@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from strictq import Queue
-from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane import shard_lanes
 from strictq.testing import FakeClock
+from tests.support.folds import narrow_by
 from tests.support.queues import Opener, fill, labels, seqs
 
 
@@ -193,7 +190,7 @@ def test_a_lane_that_a_late_nack_held_is_released_while_its_lease_is_still_there
 def test_a_held_backlog_is_counted_although_its_lease_held_all_that_is_loaded(
     disk: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_lanes, "StoreLimits", functools.partial(StoreLimits, window=1, head=2))
+    narrow_by(monkeypatch, 4)
     q = disk()
     fill(q, "k", 9)
     for _ in range(6):
