@@ -255,6 +255,21 @@ def test_release_undoes_the_charge_of_a_single_hand_out(make: Opener) -> None:
     assert q.stats().dead == 0
 
 
+def test_a_message_that_was_resolved_before_the_last_one_is_refused(q: Queue) -> None:
+    """A lane remembers its last resolution alone. A repeated earlier one must not pass for an ack."""
+    fill(q, "k", 5)
+    one, *rest = q.receive(5)
+    for d in rest[:3]:
+        d.ack()  # in the middle of the lease
+    for d in rest[:2]:
+        with pytest.raises(LeaseLost, match="resolved"):
+            q.delivery(d.handle).ack()
+    assert q.stats().depth == 2
+    for d in (one, rest[3]):
+        d.ack()
+    assert q.check() == []
+
+
 def test_expiry_hands_out_again_with_a_new_token(q: Queue, clock: FakeClock) -> None:
     q.send(b"x", "k")
     (old,) = q.receive(lease_seconds=5.0)
