@@ -20,6 +20,10 @@ DELETE FROM message WHERE id = ?;
 -- filling: a row that has the newest arrival number. Takes it, and a key.
 INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
 
+-- name: dead_ids
+-- filling: the messages that are dead letters.
+SELECT id FROM dead;
+
 -- name: dead_without_message
 -- filling: dead letters whose messages are lost.
 SELECT key, id, seq FROM dead WHERE id NOT IN (SELECT id FROM message);

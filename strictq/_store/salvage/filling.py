@@ -20,7 +20,7 @@ import attrs
 from ..._findings import LostRange
 from ..._hashing import hash_key
 from ..._keys import decode_key, is_keyless, keyless_lane, shared_key
-from ..._sql import LANE_LOG, LANE_LOOKS, LANE_TABLES, MERGE, SALVAGE, SHARD, insert_into
+from ..._sql import LANE_LOG, LANE_LOOKS, LANE_TABLES, SALVAGE, SHARD, insert_into
 from ..disk import layout
 from ..disk.pages import Row
 from ..lane import entries as kinds
@@ -297,7 +297,7 @@ class Filling:
 
     def _decide(self, journal: Journal) -> None:
         """Find which messages are unresolved, and give them to their lanes."""
-        buried = {i for (i,) in self._run(MERGE.dead_ids)}
+        buried = {i for (i,) in self._run(SALVAGE.dead_ids)}
         attempts: dict[int, int] = dict(self._run(SALVAGE.attempts).fetchall())
         present: Counter[int] = Counter()
         bury: list[tuple[bytes, int, int, int]] = []
