@@ -14,6 +14,7 @@ import strictq
 from strictq import LeaseLost, Queue
 from strictq._keys import decode_key
 from strictq._store import migrate
+from strictq._store.lane import live_lane
 from strictq._store.migrating import moving, reader
 from strictq.handle import Handle
 from strictq.testing import FakeClock
@@ -255,7 +256,7 @@ def test_format_1_is_migrated_at_once(tmp_path: Path) -> None:
 
 def test_messages_far_apart_are_delivered_in_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane whose old dead letters return has a gap that its row does not list position by position."""
-    monkeypatch.setattr(moving, "HOLES_MAX", 10)
+    monkeypatch.setattr(live_lane, "HOLES_MAX", 10)
     q, facts, clock = migrated("far_apart", place)
     with q:
         assert q.check() == []

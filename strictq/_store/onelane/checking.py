@@ -281,7 +281,7 @@ class _Check:
                     yield "dead_seq", f"{where} is unresolved and a dead letter", None
                 elif noted and (is_pending or is_dead):
                     yield "gone", f"{where} is not resolved, but noted as such", _unnote(i)
-                elif not (is_pending or is_dead or noted or i in fresh or self.unreadable) and i != memory.top:
+                elif not (is_pending or is_dead or noted or i in fresh or self.unreadable):
                     self.doubtful |= memory.totals.pending != len(mine)
                     fix = None if self.doubtful else _note(i)
                     yield "gone", f"{where} is resolved, but its row is not noted for deletion", fix
