@@ -199,8 +199,9 @@ def send_alone(store: ShardLanes, item: Item, now: int, config: QueueConfig) -> 
     if not lane.tail:
         memory.totals.lanes += 1
     lane.tail = seq
-    before = listed(memory)
+    before = lane.listed, lane.due
     memory.arrived((lane,), (row,))
-    keep_bodies(memory, (row,))
+    memory.bytes_kept += len(body)
+    memory.rows[arrival] = row if memory.bytes_kept <= BODY_BYTES_KEPT else row[:M_BODY]
     memory.unsure = False
-    return listed(memory) != before, (seq, arrival, None)
+    return (lane.listed, lane.due) != before, (seq, arrival, None)
