@@ -1,4 +1,4 @@
-"""Settings that a newer version stored: they are ignored, and kept in every file."""
+"""Settings that a newer version stored: they are ignored, and kept in every file. Obsolete ones are dropped."""
 
 from __future__ import annotations
 
