@@ -148,14 +148,21 @@ def copied(q: Queue, to: Path) -> list[str]:
     if (replication := q._storage.replication) is not None:
         catalog.set_replication(to, replication._replace(mode="off"))
 
-    def copy(tx: Tx, name: str) -> str:
+    def copy(tx: Tx, name: str) -> str | None:
+        if tx.db.total_changes() != tx.lanes._begun[2]:
+            return None  # memory has what other calls of the same transaction changed, and the files do not
         for suffix in ("", "-wal"):  # in this order: a checkpoint in between copies from the WAL to the file
             file = Path(q.path) / f"{name}{suffix}"
             if file.exists():
                 shutil.copyfile(file, to / file.name)
         return told(tx.lanes)
 
-    return [shard.run(bound(copy, layout.shard_file(shard.number))) for shard in store_of(q).shards]
+    found: list[str] = []
+    for shard in store_of(q).shards:
+        while (known := shard.run(bound(copy, layout.shard_file(shard.number)))) is None:
+            pass
+        found.append(known)
+    return found
 
 
 def require_same(q: Queue, other: Queue, keys: Iterable[Any]) -> None:
