@@ -1,6 +1,6 @@
 """The values returned by `Queue.stats`:
 
-counts of a queue and of its shards. `_store/onelane/reporting.py` and `_store/survey.py` fill them.
+counts of a queue and of its shards. `_store/shard/reporting.py` and `_store/survey.py` fill them.
 """
 
 from __future__ import annotations

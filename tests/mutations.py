@@ -71,21 +71,21 @@ MUTATIONS = [
     # What one statement does.
     _store(
         "lanes of a receive that was refused stand in the order again",
-        "onelane/claiming.py",
+        "shard/claiming.py",
         "    memory.unsure = True\n    store.claiming.refuse()\n    memory.unsure = False\n    return False\n",
         "    return False\n",
         *DIRECT,
     ),
     _store(
         "memory is not sure while a statement commits by itself",
-        "onelane/shard_lanes.py",
+        "shard/shard_lanes.py",
         "        memory.unsure = True\n        try:\n            if not self.log.append_alone(entry):\n",
         "        try:\n            if not self.log.append_alone(entry):\n",
         *DIRECT,
     ),
     _store(
         "a receive that is interrupted behind its commit gives back",
-        "onelane/alone.py",
+        "shard/alone.py",
         "            attempt.committed = db.total_changes() != changes\n",
         "            pass\n",
         *DIRECT,
@@ -134,7 +134,7 @@ MUTATIONS = [
     ),
     _store(
         "a forced settlement ends the lease",
-        "onelane/operating.py",
+        "shard/operating.py",
         "    if grant is not None and grant.deadline != NEVER and lane.holds([arrival]):\n",
         "    if False:\n",
         "tests/unit/test_operator_settles.py::test_a_held_message_is_settled_and_its_lease_ends",
@@ -209,7 +209,7 @@ MUTATIONS = [
     _store(
         "no token of a lease that a failed sync lost is issued again",
         "commit/checkpoint.py",
-        "        db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))\n",
+        "        db.execute(TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))\n",
         "",
         "tests/faults/test_faults.py::test_what_a_failed_sync_lost_gives_no_token_a_second_time",
     ),
@@ -243,7 +243,7 @@ MUTATIONS = [
     ),
     _store(
         "what was there at the boot is leased with a sync",
-        "shard.py",
+        "shard_file.py",
         "        if suspects and any(",
         "        if False and any(",
         *UNSYNCED,
@@ -295,7 +295,7 @@ MUTATIONS = [
     # Tokens, leases, attempts.
     _store(
         "the token check",
-        "onelane/settling.py",
+        "shard/settling.py",
         "    return lane if grant is not None and grant.token == token else None\n",
         "    return lane if grant is not None else None\n",
         "tests/unit/test_leases.py",
@@ -323,14 +323,14 @@ MUTATIONS = [
     ),
     _store(
         "leases end with their boot",
-        "onelane/shard_lanes.py",
+        "shard/shard_lanes.py",
         "            end_timed_leases(tx)\n",
         "            pass\n",
         "tests/store/test_time.py",
     ),
     _store(
         "the deadline is looked at again before a lease grows",
-        "onelane/settling.py",
+        "shard/settling.py",
         "        or grant.deadline <= tx.now\n",
         "",
         "tests/unit/test_leases.py",
@@ -345,7 +345,7 @@ MUTATIONS = [
     ),
     _store(
         "a claim is acked whole only under its token",
-        "onelane/settling.py",
+        "shard/settling.py",
         " or (grant := lane.grant) is None or grant.token != token:\n            return None\n        window, n",
         " or lane.grant is None:\n            return None\n        window, n",
         "tests/unit/test_batch.py",
@@ -409,14 +409,14 @@ MUTATIONS = [
     ),
     _store(
         "a lane with attempted messages is not packed",
-        "onelane/columns.py",
+        "shard/columns.py",
         "        if lane.rare is not None and lane.rare.tried:\n",
         "        if False:\n",
         "tests/store/test_packing.py",
     ),
     _store(
         "the attempt before the handler, of several",
-        "onelane/settling.py",
+        "shard/settling.py",
         "    return held_ids(lane, [seq]) if lane.grant is not None and lane.started < seq else None\n",
         "    return None\n",
         "tests/unit/test_retries.py",
@@ -432,7 +432,7 @@ MUTATIONS = [
     ),
     _store(
         "what ran beside others is not charged when their process dies",
-        "onelane/expiring.py",
+        "shard/expiring.py",
         "        if not single and tx.config",
         "        if False and tx.config",
         "tests/store/test_holders.py",
@@ -482,7 +482,7 @@ MUTATIONS = [
     # What is resolved once.
     _store(
         "an ack resolves what is there",
-        "onelane/settling.py",
+        "shard/settling.py",
         "    return None if 0 in ids else ids\n",
         "    return [i for i in ids if i]\n",
         "tests/unit/test_leases.py",
@@ -491,7 +491,7 @@ MUTATIONS = [
     ),
     _store(
         "dedup ids",
-        "onelane/sending.py",
+        "shard/sending.py",
         "    return None if known is None else (known[0], known[1], key)\n",
         "    return None\n",
         "tests/unit/test_dedup.py",
@@ -513,7 +513,7 @@ MUTATIONS = [
     # Named consumers, and batches written as a whole.
     _store(
         "the epoch of a named consumer",
-        "onelane/handout.py",
+        "shard/handout.py",
         "    if row is None or row[0] != epoch:\n",
         "    if row is None:\n",
         "tests/unit/test_handouts_holders.py",
@@ -521,7 +521,7 @@ MUTATIONS = [
     ),
     _store(
         "leases of hand-outs outlive a boot",
-        "onelane/expiring.py",
+        "shard/expiring.py",
         " and lane.grant.deadline < NEVER]\n",
         "]\n",
         "tests/unit/test_handouts_again.py",
@@ -557,7 +557,7 @@ MUTATIONS = [
     ),
     _store(
         "undoing a batch sets the newest number of a shard to a part that it has",
-        "onelane/handout.py",
+        "shard/handout.py",
         "    tx.run(HANDOUT.set_back_last, (name,))\n",
         "    tx.run(HANDOUT.set_last, (n - 1, name))\n",
         *AHEAD,
@@ -578,14 +578,14 @@ MUTATIONS = [
     ),
     _store(
         "only the holder undoes a batch",
-        "onelane/handout.py",
+        "shard/handout.py",
         "    require(tx, name, epoch)\n    token",
         "    token",
         *AHEAD,
     ),
     _store(
         "a batch that is undone leaves no blocks",
-        "onelane/handout.py",
+        "shard/handout.py",
         "    _delete(tx, name, n)\n    tx.run(HANDOUT.set_back_last",
         "    tx.run(HANDOUT.set_back_last",
         *AHEAD,
@@ -685,7 +685,7 @@ MUTATIONS = [
     ),
     _store(
         "a record of each finished message",
-        "onelane/settling.py",
+        "shard/settling.py",
         "                ending.keep(tx, ids, batch.end, None if lane.grant is None else lane.grant.at)\n",
         "                pass\n",
         "tests/unit/test_history.py",
@@ -850,14 +850,14 @@ MUTATIONS = [
     ),
     _store(
         "failures are given up after their time only",
-        "onelane/retries.py",
+        "shard/retries.py",
         " and failing >= config.retry_for_seconds * SECOND",
         "",
         "tests/unit/test_give_up.py",
     ),
     _store(
         "crashes count alone",
-        "onelane/retries.py",
+        "shard/retries.py",
         "    if crashes >= limit:\n        return True\n",
         "",
         "tests/unit/test_give_up.py",
@@ -1030,14 +1030,14 @@ MUTATIONS = [
     # Confirmed mode.
     _store(
         "a write waits for the replica",
-        "shard.py",
+        "shard_file.py",
         "            if confirming.active:\n                confirming.wait()\n        except Exception",
         "        except Exception",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a transaction with SQL waits for the replica",
-        "shard.py",
+        "shard_file.py",
         "        alone.commit()\n        self.confirm()\n",
         "        alone.commit()\n",
         "tests/replication/test_confirmed.py",
@@ -1086,7 +1086,7 @@ MUTATIONS = [
     ),
     _store(
         "a queue whose replica was promoted refuses every write",
-        "shard.py",
+        "shard_file.py",
         "            confirming.require()\n        result",
         "            pass\n        result",
         "tests/replication/test_confirmed.py",
@@ -1142,14 +1142,14 @@ MUTATIONS = [
     ),
     _store(
         "a check that finds lost messages deletes nothing",
-        "onelane/checking.py",
+        "shard/checking.py",
         "fix = None if self.doubtful else _note(i)",
         "fix = _note(i)",
         "tests/store/test_check.py",
     ),
     _store(
         "a redriven message is found by those who know that older ones are resolved",
-        "onelane/arrivals.py",
+        "shard/arrivals.py",
         "(memory.rebuilds, memory.redrives)",
         "(memory.rebuilds, 0)",
         "tests/store/test_looks.py",
@@ -1472,7 +1472,7 @@ MUTATIONS = [
     ),
     _store(
         "leases of a lost primary end by their deadlines",
-        "onelane/shard_lanes.py",
+        "shard/shard_lanes.py",
         "        if not keeps_leases:\n",
         "        if True:\n",
         "tests/replication/test_promoting.py::test_leases_of_the_primary_end_by_their_deadlines",
@@ -1524,7 +1524,7 @@ MUTATIONS = [
     ),
     _store(
         "merge: a consumer keeps what it holds",
-        "onelane/merging.py",
+        "shard/merging.py",
         "        if i in held:\n",
         "        if False:\n",
         "tests/replication/test_merging.py",
@@ -1733,14 +1733,14 @@ MUTATIONS = [
     ),
     _store(
         "one lane: an entry that a lane's row includes has no effect",
-        "onelane/loading.py",
+        "shard/loading.py",
         "            if lane.lsn < entry[0]:",
         "            if True:",
         *WALK,
     ),
     _store(
         "one lane: a memory that lacks cut rows begins anew",
-        "onelane/shard_lanes.py",
+        "shard/shard_lanes.py",
         "        if len(entries) != seen - memory.seen or",
         "        if False and",
         *WALK,
@@ -1755,7 +1755,7 @@ MUTATIONS = [
     ),
     _store(
         "one lane: a memory that is behind does not refuse",
-        "onelane/settling.py",
+        "shard/settling.py",
         "                return None  # memory may be behind, so only a transaction refuses\n",
         "                raise lost(batch)\n",
         *WALK,
@@ -1777,14 +1777,14 @@ MUTATIONS = [
     ),
     Mutation(
         "one lane: a single statement writes nothing if another process wrote",
-        "strictq/_sql/lane_log.sql",
+        "strictq/_sql/log.sql",
         "iif((SELECT max(id) FROM journal) = ?1 - 1 AND (SELECT max(id) FROM message) = ?4, ?2, NULL)",
         "iif(?4 IS NOT NULL, ?2, NULL)",
         (*WALK, *SHARD_LANES),
     ),
     _store(
         "one lane: the rollback of an operation takes back what it did before it was refused",
-        "onelane/shard_lanes.py",
+        "shard/shard_lanes.py",
         "        if error is not self._refusal or position != self.commits:",
         "        if error is not self._refusal:",
         *SHARD_LANES,
@@ -1805,7 +1805,7 @@ MUTATIONS = [
     ),
     _store(
         "one lane: a row says where its lane is listed",
-        "onelane/folding.py",
+        "shard/folding.py",
         "        self._loader.place_all()",
         "        pass",
         *WALK,

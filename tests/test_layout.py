@@ -220,9 +220,9 @@ def test_the_reader_of_format_2_needs_nothing_that_works_with_it(path: Path) -> 
         assert not re.match(r"strictq\._store\.(hot|lanes|bulk)\b", name), f"{path}:{line} imports {name}"
 
 
-# The floors of the store of format 3, top first. A package may import its own modules and those of the packages named here.
+# The floors of a shard, top first. A package may import its own modules and those of the packages named here.
 FLOORS = {
-    "onelane": {"log", "tables", "lane", "commit", "disk", "topology"},
+    "shard": {"log", "tables", "lane", "commit", "disk", "topology"},
     "tables": {"log", "lane"},
     "log": {"lane"},
     "lane": set(),

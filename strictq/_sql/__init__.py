@@ -81,10 +81,10 @@ APPLIED: Final = Statements("applied")
 REPLICATION: Final = Statements("replication")
 MERGE: Final = Statements("merge")
 MIGRATING: Final = Statements("migrating")
-LANE_LOG: Final = Statements("lane_log")
-LANE_TABLES: Final = Statements("lane_tables")
-LANE_LOOKS: Final = Statements("lane_looks")
-LANE_OPERATE: Final = Statements("lane_operate")
+LOG: Final = Statements("log")
+TABLES: Final = Statements("tables")
+LOOKS: Final = Statements("looks")
+OPERATE: Final = Statements("operate")
 
 _FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
@@ -92,5 +92,5 @@ SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lea
 """The tables of a shard of format 1. Salvage knows their order: the first page of each follows from it."""
 FORMAT_2: Final = "\n".join((SHARD.logs, SHARD.format_2, SHARD.history_2))
 """The statements that upgrade those tables to format 2."""
-FORMAT_3: Final = "\n".join((SHARD.meta, LANE_LOG.schema, LANE_TABLES.schema, *_FEATURES, SHARD.history_2))
+FORMAT_3: Final = "\n".join((SHARD.meta, LOG.schema, TABLES.schema, *_FEATURES, SHARD.history_2))
 """The tables of a shard of format 3."""

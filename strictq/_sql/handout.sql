@@ -100,8 +100,7 @@ SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
 SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: unresolved_messages
--- handout.standings: messages of open batches, without those that were settled one by one. In a shard of format 3, where no index
--- counts leases. Takes consumer. Indexes: handout_open, primary key of handout_rejected.
+-- handout.standings: messages of open batches, without those that were settled one by one. Takes consumer. Indexes: handout_open, primary key of handout_rejected.
 SELECT ifnull(sum(h.messages - (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n)), 0)
 FROM handout h INDEXED BY handout_open WHERE h.consumer = ? AND h.state = 'open';
 

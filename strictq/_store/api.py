@@ -50,16 +50,16 @@ from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
 from .holders import ProcessHold
 from .holders import share as share_holder
-from .onelane import operating as steps
-from .onelane import settling
-from .onelane.columns import PackedColumns
-from .onelane.failures import AttemptFailure
-from .onelane.handout import Block, Encode, Known, Part
-from .onelane.headers import headers as decode_headers
-from .onelane.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
-from .onelane.messages import Item, Options, Sent, require_valid
-from .onelane.settling import Ack, AckClaimed, Advance
 from .receive import Joined
+from .shard import operating as steps
+from .shard import settling
+from .shard.columns import PackedColumns
+from .shard.failures import AttemptFailure
+from .shard.handout import Block, Encode, Known, Part
+from .shard.headers import headers as decode_headers
+from .shard.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
+from .shard.messages import Item, Options, Sent, require_valid
+from .shard.settling import Ack, AckClaimed, Advance
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         Problem,
     )
     from .merging import Arriving, Merging
-    from .onelane.merging import Listed
+    from .shard.merging import Listed
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
 

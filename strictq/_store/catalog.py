@@ -17,7 +17,7 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, OutcomeUnknown, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, FORMAT_3, LANE_LOG, REPLICATION, SHARD
+from .._sql import CATALOG, CHECK, FORMAT_3, LOG, REPLICATION, SHARD
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER
@@ -274,7 +274,7 @@ def last_time(directory: Path, part: Range) -> int:
         db = connect(str(directory / part.file), durability="process")
         try:
             if migrate.version_of(db, migrate.SHARD_ID) >= migrate.ONE_LANE:
-                at: int = present(db.execute(LANE_LOG.last_time).get, "the newest row of its logs")
+                at: int = present(db.execute(LOG.last_time).get, "the newest row of its logs")
                 return at
             return counters.last_time(db)
         finally:

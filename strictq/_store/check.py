@@ -1,6 +1,6 @@
 """A consistency check of a queue: of queue.db, of each shard, and of what two shards say of each other.
 
-The rules of a shard are in onelane/checking.py.
+The rules of a shard are in shard/checking.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .._sql import CHECK
 from . import catalog
 from .commit.calls import bound
 from .commit.tx import Tx
-from .onelane import checking
-from .onelane.checking import Fix
-from .onelane.shard_lanes import ShardLanes, last_outbox
+from .shard import checking
+from .shard.checking import Fix
+from .shard.shard_lanes import ShardLanes, last_outbox
 
 if TYPE_CHECKING:
     from .store import Store

@@ -11,8 +11,8 @@ from typing import Final
 from .._config import QueueConfig
 from .commit.calls import bound
 from .commit.tx import NEVER, SECOND, Tx
-from .onelane import forgetting as steps
-from .shard import Shard
+from .shard import forgetting as steps
+from .shard_file import Shard
 from .tables import dedup
 
 STEP: Final = 100

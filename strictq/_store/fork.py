@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 LATE: Final = (
-    "strictq._store.onelane.expiring",
+    "strictq._store.shard.expiring",
     "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
     "strictq._findings", "strictq._hashing", "strictq._views", "strictq._store.disk.foreign", "strictq._store.disk.stored_pages",
     "strictq._store.check", "strictq._store.merging", "strictq._store.shipping.capture",

@@ -1,4 +1,4 @@
-"""Batches of named consumers over all shards: the calls of `storage.handouts`. A shard's part is in onelane/handout.py.
+"""Batches of named consumers over all shards: the calls of `storage.handouts`. A shard's part is in shard/handout.py.
 
 A batch's number stands for the same messages for ever, so a repeated or late call has no second effect.
 """
@@ -16,11 +16,11 @@ from .._parallel import run_all
 from .commit.calls import bound
 from .commit.tx import NEVER, SECOND, Tx
 from .disk.locks import ConsumerLock, PrivateLock
-from .onelane import counting, handout
-from .onelane.handout import Encode, Known, Part, Standing
-from .onelane.leases import Request
-from .onelane.shard_lanes import ShardLanes
-from .shard import Shard
+from .shard import counting, handout
+from .shard.handout import Encode, Known, Part, Standing
+from .shard.leases import Request
+from .shard.shard_lanes import ShardLanes
+from .shard_file import Shard
 from .store import Store
 
 if TYPE_CHECKING:

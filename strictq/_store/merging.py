@@ -13,9 +13,9 @@ from .._sql import MERGE, OUTBOX, select_all
 from . import catalog, outbox
 from .catalog import Fork
 from .commit.calls import bound
-from .onelane import merging as steps
-from .onelane.merging import Listed, Resolved
-from .onelane.messages import Sent
+from .shard import merging as steps
+from .shard.merging import Listed, Resolved
+from .shard.messages import Sent
 from .shipping import fork_point
 from .store import Store
 

@@ -1,6 +1,6 @@
 """Operators' actions over many transactions: redrive, purge, release keyless messages, end delays that failures caused.
 
-Each step is bounded, so that other writers do not wait long for the write lock. The steps are in onelane/operating.py.
+Each step is bounded, so that other writers do not wait long for the write lock. The steps are in shard/operating.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 from .._errors import OutcomeUnknown, StoreError
 from .commit.calls import Operation, bound
 from .commit.tx import Tx
-from .onelane import history
-from .onelane import operating as steps
-from .shard import Shard
+from .shard import history
+from .shard import operating as steps
+from .shard_file import Shard
 
 if TYPE_CHECKING:
     from .store import Store

@@ -15,9 +15,9 @@ from .._errors import ForwardPending, StoreCorrupt, StrictqError
 from .._sql import OUTBOX
 from .commit.calls import bound
 from .commit.tx import Tx
-from .onelane.messages import Item, Options, Sent, Times, times_of
-from .onelane.sending import send
-from .shard import Shard
+from .shard.messages import Item, Options, Sent, Times, times_of
+from .shard.sending import send
+from .shard_file import Shard
 
 FORWARD_STEP: Final = 500
 

@@ -10,11 +10,11 @@ from typing import Final
 from .._errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
 from .commit.calls import bound
 from .commit.tx import Tx
-from .onelane import claiming, settling
-from .onelane.alone import Attempt, Brought
-from .onelane.leases import ID, SEQ, Claimed, Held, Request, Row, Settlement
-from .onelane.settling import Advance
-from .shard import Shard
+from .shard import claiming, settling
+from .shard.alone import Attempt, Brought
+from .shard.leases import ID, SEQ, Claimed, Held, Request, Row, Settlement
+from .shard.settling import Advance
+from .shard_file import Shard
 from .store import Store
 
 PASSING_SECONDS: Final = 0.02

@@ -17,7 +17,7 @@ from .._log import log
 from . import catalog
 from .catalog import Catalog, Replication
 from .disk import layout
-from .shard import Shard
+from .shard_file import Shard
 from .shipping.confirming import Confirming
 
 OnMismatch = Literal["warn", "error", "update"]

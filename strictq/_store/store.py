@@ -33,7 +33,7 @@ from .._errors import (
 )
 from .._files import real_path
 from .._observe import EventHook, Observers, notify
-from .._sql import LANE_TABLES
+from .._sql import TABLES
 from .._stats import ReplicationStatus
 from .._types import Event
 from . import catalog, fork, holders, outbox, worker_reports
@@ -45,11 +45,11 @@ from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
 from .forgetting import Forgetting
-from .onelane import expiring, sending
-from .onelane.messages import Item, Sent
-from .onelane.shard_lanes import ShardLanes
 from .settings import OnMismatch, Settings
-from .shard import CHECKPOINT_WAIT_SECONDS, KnownEmpty, Shard
+from .shard import expiring, sending
+from .shard.messages import Item, Sent
+from .shard.shard_lanes import ShardLanes
+from .shard_file import CHECKPOINT_WAIT_SECONDS, KnownEmpty, Shard
 from .shipping.confirming import Confirming
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
@@ -73,7 +73,7 @@ ROW_BYTES: Final = 400
 
 
 def _epoch(db: apsw.Connection) -> int | None:
-    epoch: int | None = db.execute(LANE_TABLES.epoch).get
+    epoch: int | None = db.execute(TABLES.epoch).get
     return epoch
 
 

@@ -1,4 +1,4 @@
-"""Read-only reports on a queue, over its shards. Those of one shard are in onelane/reporting.py."""
+"""Read-only reports on a queue, over its shards. Those of one shard are in shard/reporting.py."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLo
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
-from .onelane import failures, history, looking, reporting
-from .onelane.counting import FEW
-from .onelane.headers import headers as decode_headers
-from .onelane.looking import LaneView
-from .onelane.shard_lanes import ShardLanes
-from .shard import Shard
+from .shard import failures, history, looking, reporting
+from .shard.counting import FEW
+from .shard.headers import headers as decode_headers
+from .shard.looking import LaneView
+from .shard.shard_lanes import ShardLanes
+from .shard_file import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
 from .shipping.values import FRAME_BYTES
 from .store import Store

@@ -12,10 +12,10 @@ from .._types import UNSET, Unset
 from . import outbox
 from .commit.app_database import AppDatabase
 from .commit.tx import Tx
-from .onelane import settling
-from .onelane.leases import Held, Settlement, Took
-from .onelane.messages import Item
-from .onelane.sending import send
+from .shard import settling
+from .shard.leases import Held, Settlement, Took
+from .shard.messages import Item
+from .shard.sending import send
 from .store import Store
 from .tables import key_states
 

@@ -18,7 +18,7 @@ from strictq import Message, Queue, QueueConfig, StoreBusy
 from strictq._keys import encode_key
 from strictq._store import receive as receiving
 from strictq._store.commit import checkpoint, connection, writer
-from strictq._store.shard import Shard
+from strictq._store.shard_file import Shard
 from strictq._store.store import Store
 from tests.support.campaign import wait_until
 from tests.support.internals import store_of

@@ -16,7 +16,7 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq._store import check as check_module
-from strictq._store.onelane import checking
+from strictq._store.shard import checking
 from strictq.testing import FakeClock
 from tests.support.folds import fold as write_rows
 from tests.support.internals import connected, connection_of, fold, seal, shard_of, store_of, tamper
@@ -93,6 +93,7 @@ def reports(q: Queue) -> list[Any]:
     return found
 
 
+@pytest.mark.own_messages("reports of one state")
 def test_a_queue_in_every_state_has_no_problems_and_looks_the_same_at_rest(make: Opener, clock: FakeClock) -> None:
     q = make(shards=2, keyless="random")
     furnish(q, clock)

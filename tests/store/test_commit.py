@@ -17,12 +17,12 @@ from strictq import Delivery, InvalidArgument, LeaseLost, Observer, OutcomeUnkno
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import layout
-from strictq._store.onelane import sending
-from strictq._store.onelane.claiming import ALONE_MAX
-from strictq._store.onelane.leases import Settlement
-from strictq._store.onelane.sending import Append
-from strictq._store.onelane.settling import Ack
-from strictq._store.onelane.shard_lanes import LaneTotals
+from strictq._store.shard import sending
+from strictq._store.shard.claiming import ALONE_MAX
+from strictq._store.shard.leases import Settlement
+from strictq._store.shard.sending import Append
+from strictq._store.shard.settling import Ack
+from strictq._store.shard.shard_lanes import LaneTotals
 from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
 from tests.support.internals import at_rest, connection_of, failing, shard_of, writer_of

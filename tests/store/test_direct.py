@@ -15,13 +15,13 @@ import pytest
 
 import strictq
 from strictq import Delivery, Message, Queue
-from strictq._sql import LANE_LOG
+from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
 from tests.support.folds import require_agreement
 from tests.support.internals import connection_of, store_of
 
-ARRIVAL, EVENT = LANE_LOG.insert_alone, LANE_LOG.append_alone
+ARRIVAL, EVENT = LOG.insert_alone, LOG.append_alone
 
 
 @pytest.fixture(params=["process", "full"])

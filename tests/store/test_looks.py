@@ -15,8 +15,8 @@ import pytest
 
 import strictq
 from strictq import Delivery, LeaseLost, Message, Queue, UnknownMessage
-from strictq._store import shard as shard_module
-from strictq._store.onelane import counting, forgetting
+from strictq._store import shard_file as shard_module
+from strictq._store.shard import counting, forgetting
 from strictq.testing import FakeClock
 from tests.support.folds import fold, narrow
 from tests.support.internals import shard_of

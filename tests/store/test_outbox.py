@@ -14,7 +14,7 @@ import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
 from strictq._store import outbox
 from strictq._store.disk import layout
-from strictq._store.shard import Shard
+from strictq._store.shard_file import Shard
 from strictq._store.store import Store
 from strictq.testing import FakeClock
 from tests.support.internals import failing, shard_of, store_of, tamper

@@ -23,7 +23,7 @@ import strictq
 from strictq import Delivery, Message, Queue
 from strictq._keys import decode_key, encode_key
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane import shard_lanes
+from strictq._store.shard import shard_lanes
 from strictq.testing import FakeClock
 from tests.support import outside_reader
 from tests.support.internals import store_of

@@ -15,8 +15,8 @@ import strictq
 from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
 from strictq._handouts import Holder
 from strictq._store.api import Block, Held, PackedColumns
-from strictq._store.onelane import columns
-from strictq._store.shard import Shard
+from strictq._store.shard import columns
+from strictq._store.shard_file import Shard
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
 from tests.support.queues import fill

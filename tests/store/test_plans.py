@@ -15,13 +15,13 @@ from strictq._sql import (
     APPLIED,
     HANDOUT,
     HISTORY,
-    LANE_LOG,
-    LANE_LOOKS,
-    LANE_OPERATE,
-    LANE_TABLES,
+    LOG,
+    LOOKS,
+    OPERATE,
     OUTBOX,
     SCAN,
     SHARD,
+    TABLES,
     Statements,
     choose,
     repeat,
@@ -67,38 +67,38 @@ def plan(db: apsw.Connection, sql: str) -> list[str]:
 
 
 PINNED: list[tuple[Statements, str, list[str]]] = [
-    (LANE_LOG, "entries", ["SEARCH journal USING INTEGER PRIMARY KEY (rowid>?)"]),
-    (LANE_LOG, "messages", ["SEARCH message USING INTEGER PRIMARY KEY (rowid>?)"]),
-    (LANE_LOG, "keys", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANE_LOG, "times", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANE_LOG, "sizes", ["SCAN c VIRTUAL TABLE INDEX 1:", "SEARCH m USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN"]),
-    (LANE_LOG, "whole", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANE_LOG, "whole_range", ["SEARCH message USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"]),
-    (LANE_LOG, "cut", ["SEARCH journal USING INTEGER PRIMARY KEY (rowid<?)"]),
-    (LANE_LOG, "delete_range", [
+    (LOG, "entries", ["SEARCH journal USING INTEGER PRIMARY KEY (rowid>?)"]),
+    (LOG, "messages", ["SEARCH message USING INTEGER PRIMARY KEY (rowid>?)"]),
+    (LOG, "keys", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
+    (LOG, "times", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
+    (LOG, "sizes", ["SCAN c VIRTUAL TABLE INDEX 1:", "SEARCH m USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN"]),
+    (LOG, "whole", ["SEARCH message USING INTEGER PRIMARY KEY (rowid=?)"]),
+    (LOG, "whole_range", ["SEARCH message USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"]),
+    (LOG, "cut", ["SEARCH journal USING INTEGER PRIMARY KEY (rowid<?)"]),
+    (LOG, "delete_range", [
         "SEARCH message USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
         "SCALAR SUBQUERY 1",
         "SEARCH message",
     ]),
-    (LANE_TABLES, "load", ["SEARCH lane USING PRIMARY KEY (key=?)"]),
-    (LANE_TABLES, "parts", [
+    (TABLES, "load", ["SEARCH lane USING PRIMARY KEY (key=?)"]),
+    (TABLES, "parts", [
         "SEARCH pending USING PRIMARY KEY (key=? AND first>?)",
         "SCALAR SUBQUERY 1",
         "SEARCH pending USING PRIMARY KEY (key=? AND first<?)",
     ]),
-    (LANE_TABLES, "ready", ["SEARCH lane USING COVERING INDEX lane_ready ((position,key)>(?,?))"]),
-    (LANE_TABLES, "delayed", ["SEARCH lane USING COVERING INDEX lane_due ((due,key)>(?,?))"]),
-    (LANE_TABLES, "leased", ["SEARCH lane USING INDEX lane_leased ((deadline,key)>(?,?))"]),
-    (LANE_TABLES, "endless", ["SEARCH lane USING COVERING INDEX lane_endless (token=? AND key>?)"]),
-    (LANE_TABLES, "read_gone", ["SEARCH gone USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANE_TABLES, "trouble_of", ["SEARCH trouble USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANE_TABLES, "key_state", ["SEARCH key_state USING INDEX sqlite_autoindex_key_state_1 (key=?)"]),
-    (LANE_TABLES, "dedup_seq", ["SEARCH dedup USING PRIMARY KEY (key=? AND dedup_id=?)"]),
-    (LANE_TABLES, "old_dedups", ["SEARCH dedup USING COVERING INDEX dedup_until (until<?)"]),
-    (LANE_LOOKS, "dead_letter", ["SEARCH dead USING INDEX dead_seq (key=? AND seq=?)"]),
-    (LANE_LOOKS, "idle_lanes", ["SEARCH lane USING PRIMARY KEY (key>?)"]),
-    (LANE_OPERATE, "held", ["SEARCH lane USING INDEX lane_held (key>?)"]),
-    (LANE_OPERATE, "dead_after", ["SEARCH dead USING PRIMARY KEY ((key,id)>(?,?))"]),
+    (TABLES, "ready", ["SEARCH lane USING COVERING INDEX lane_ready ((position,key)>(?,?))"]),
+    (TABLES, "delayed", ["SEARCH lane USING COVERING INDEX lane_due ((due,key)>(?,?))"]),
+    (TABLES, "leased", ["SEARCH lane USING INDEX lane_leased ((deadline,key)>(?,?))"]),
+    (TABLES, "endless", ["SEARCH lane USING COVERING INDEX lane_endless (token=? AND key>?)"]),
+    (TABLES, "read_gone", ["SEARCH gone USING INTEGER PRIMARY KEY (rowid=?)"]),
+    (TABLES, "trouble_of", ["SEARCH trouble USING INTEGER PRIMARY KEY (rowid=?)"]),
+    (TABLES, "key_state", ["SEARCH key_state USING INDEX sqlite_autoindex_key_state_1 (key=?)"]),
+    (TABLES, "dedup_seq", ["SEARCH dedup USING PRIMARY KEY (key=? AND dedup_id=?)"]),
+    (TABLES, "old_dedups", ["SEARCH dedup USING COVERING INDEX dedup_until (until<?)"]),
+    (LOOKS, "dead_letter", ["SEARCH dead USING INDEX dead_seq (key=? AND seq=?)"]),
+    (LOOKS, "idle_lanes", ["SEARCH lane USING PRIMARY KEY (key>?)"]),
+    (OPERATE, "held", ["SEARCH lane USING INDEX lane_held (key>?)"]),
+    (OPERATE, "dead_after", ["SEARCH dead USING PRIMARY KEY ((key,id)>(?,?))"]),
     (SCAN, "depths", ["SEARCH lane USING PRIMARY KEY (key>?)"]),
     (APPLIED, "find", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "newest", ["SEARCH applied USING PRIMARY KEY (writer=?)"]),
@@ -128,20 +128,20 @@ def test_a_hot_statement_uses_its_index_and_nothing_else(
 
 
 BLOCKS = {
-    "applied": APPLIED, "handout": HANDOUT, "history": HISTORY, "lane_log": LANE_LOG, "lane_looks": LANE_LOOKS,
-    "lane_operate": LANE_OPERATE, "lane_tables": LANE_TABLES, "outbox": OUTBOX, "scan": SCAN,
+    "applied": APPLIED, "handout": HANDOUT, "history": HISTORY, "log": LOG, "looks": LOOKS,
+    "operate": OPERATE, "tables": TABLES, "outbox": OUTBOX, "scan": SCAN,
 }  # fmt: skip
 STATEMENTS = [
     (f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names() if name != "schema"
 ]
 WHOLE = {
-    *(f"lane_looks.{name}" for name in ("dead_letters", "dead_rows", "all_dead", "all_gone", "parts_of_none", "trouble_of_none")),
-    *(f"lane_looks.{name}" for name in ("dedup_over_top", "other_keys", "handouts", "outbox")),
+    *(f"looks.{name}" for name in ("dead_letters", "dead_rows", "all_dead", "all_gone", "parts_of_none", "trouble_of_none")),
+    *(f"looks.{name}" for name in ("dedup_over_top", "other_keys", "handouts", "outbox")),
 }
 """Statements of check() and of lists of everything."""
-FROM_THE_END = {"lane_log.last_time", "lane_log.append_void"}
+FROM_THE_END = {"log.last_time", "log.append_void"}
 """They read the newest row alone."""
-BOUNDED_SORTS = {"lane_tables.keep_ended"}
+BOUNDED_SORTS = {"tables.keep_ended"}
 """They sort what they take."""
 INDEXES_OF_FEW = ("lane_held", "lane_leased", "lane_due")
 

@@ -11,13 +11,13 @@ import pytest
 import strictq
 from strictq import InvalidArgument, Queue
 from strictq._config import BODY_BYTES_MAX
-from strictq._sql import CATALOG, LANE_LOG, LANE_LOOKS, LANE_OPERATE, LANE_TABLES, OUTBOX, SHARD, repeat
+from strictq._sql import CATALOG, LOG, LOOKS, OPERATE, OUTBOX, SHARD, TABLES, repeat
 from strictq._store.commit import app_database
 from tests.support.internals import at_rest, connection_of, shard_of
 from tests.support.queues import Opener, drain, fill
 
 BLOCKS = {
-    "catalog": CATALOG, "lane_log": LANE_LOG, "lane_looks": LANE_LOOKS, "lane_operate": LANE_OPERATE, "lane_tables": LANE_TABLES,
+    "catalog": CATALOG, "log": LOG, "looks": LOOKS, "operate": OPERATE, "tables": TABLES,
     "outbox": OUTBOX, "shard": SHARD,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from strictq._keys import Key, encode_key
 from strictq._store.bulk import scan
 from strictq._store.bulk.columns import BlockSize, ListedColumns, MessageRange
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane.columns import PackedColumns
+from strictq._store.shard.columns import PackedColumns
 from strictq.testing import FakeClock
 from tests.support.internals import shard_of
 

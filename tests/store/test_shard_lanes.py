@@ -17,9 +17,9 @@ from strictq._store.commit.tx import Tx
 from strictq._store.lane import entries as kinds
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import EFFECTS, StoreLimits
-from strictq._store.onelane import expiring, operating, sending, settling
-from strictq._store.onelane.failures import AttemptFailure
-from strictq._store.onelane.leases import Settlement
+from strictq._store.shard import expiring, operating, sending, settling
+from strictq._store.shard.failures import AttemptFailure
+from strictq._store.shard.leases import Settlement
 from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request
 
 SECOND = 1_000_000
@@ -447,9 +447,9 @@ def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> 
 
 def test_no_statement_reads_more_than_its_slice(opened: Opened) -> None:
     """The upper bound of a deleted range is found by the index, not by a scan: see the comment of `delete_range`."""
-    from strictq._sql import LANE_LOG, LANE_TABLES
+    from strictq._sql import LOG, TABLES
 
-    for statements in (LANE_LOG, LANE_TABLES):
+    for statements in (LOG, TABLES):
         for name in statements.names():
             if name == "schema":
                 continue

@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from strictq import Message, Queue
-from strictq._store.onelane import history, operating
+from strictq._store.shard import history, operating
 from strictq.testing import FakeClock
 from tests.support.internals import connection_of, writer_of
 from tests.support.queues import Opener, fill, labels
@@ -88,7 +88,7 @@ def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, mon
 
 @pytest.mark.one_shard("the writes of the first shard")
 def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
-    from strictq._store.onelane.claiming import CULL_STEP
+    from strictq._store.shard.claiming import CULL_STEP
 
     q = make.open(durability="process")
     q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])

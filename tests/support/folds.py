@@ -11,8 +11,8 @@ import pytest
 import strictq
 from strictq._store.commit.tx import Tx
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane import checking, shard_lanes
-from strictq._store.onelane.shard_lanes import ShardLanes
+from strictq._store.shard import checking, shard_lanes
+from strictq._store.shard.shard_lanes import ShardLanes
 from tests.support.internals import shard_of, store_of
 
 

@@ -23,7 +23,7 @@ from strictq._store.commit import connection
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import epoch
-from strictq._store.shard import Shard
+from strictq._store.shard_file import Shard
 from strictq._store.shipping.rebuild import PageFiles
 from tests.support.internals import ALONE, failing, shard_of, store_of, tamper
 from tests.support.internals import fold as fold

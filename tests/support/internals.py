@@ -11,13 +11,13 @@ from typing import Any
 import apsw
 
 from strictq import Queue
-from strictq._sql import LANE_LOG
+from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import checksums
-from strictq._store.shard import Shard
+from strictq._store.shard_file import Shard
 from strictq._store.store import Store
 
-ALONE = frozenset({LANE_LOG.append_alone, LANE_LOG.insert_alone})
+ALONE = frozenset({LOG.append_alone, LOG.insert_alone})
 """Statements that are transactions of their own."""
 
 PAGE_BYTES = 4096

@@ -22,10 +22,10 @@ from strictq._store.lane import entries as kinds
 from strictq._store.lane.entries import Entry
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import MessageRow, RunningTotals, StoreLimits
-from strictq._store.onelane import checking, claiming, sending, settling
-from strictq._store.onelane.leases import ID, KEY, SEQ, Claimed, Lost, Request, Row, Settlement
-from strictq._store.onelane.messages import Item, Options, Sent
-from strictq._store.onelane.shard_lanes import ShardLanes
+from strictq._store.shard import checking, claiming, sending, settling
+from strictq._store.shard.leases import ID, KEY, SEQ, Claimed, Lost, Request, Row, Settlement
+from strictq._store.shard.messages import Item, Options, Sent
+from strictq._store.shard.shard_lanes import ShardLanes
 
 T = TypeVar("T")
 CONFIG = QueueConfig(max_attempts=None, retry_delay_seconds=0.0)

@@ -25,10 +25,10 @@ from strictq._errors import StoreBusy
 from strictq._keys import ASIDE, is_keyless
 from strictq._store.commit.tx import Tx
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane import settling
-from strictq._store.onelane.failures import AttemptFailure
-from strictq._store.onelane.leases import ID, SEQ, Settlement
-from strictq._store.onelane.shard_lanes import ShardLanes
+from strictq._store.shard import settling
+from strictq._store.shard.failures import AttemptFailure
+from strictq._store.shard.leases import ID, SEQ, Settlement
+from strictq._store.shard.shard_lanes import ShardLanes
 from tests.support.lane_file import LaneFile, item, new_file, request
 
 KEYS = [b"sk%03d" % i for i in range(150)] + [b"n%d" % i for i in range(4)]

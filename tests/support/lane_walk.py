@@ -31,12 +31,12 @@ from strictq._store.commit.tx import Tx
 from strictq._store.lane.entries import decode_keys, encode_keys
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.onelane import claiming, expiring, forgetting, operating, recording, sending, settling
-from strictq._store.onelane.failures import AttemptFailure
-from strictq._store.onelane.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
-from strictq._store.onelane.looking import depth_of
-from strictq._store.onelane.messages import Item, Options
-from strictq._store.onelane.shard_lanes import ShardLanes
+from strictq._store.shard import claiming, expiring, forgetting, operating, recording, sending, settling
+from strictq._store.shard.failures import AttemptFailure
+from strictq._store.shard.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
+from strictq._store.shard.looking import depth_of
+from strictq._store.shard.messages import Item, Options
+from strictq._store.shard.shard_lanes import ShardLanes
 from tests.support import naive_lanes as naive
 from tests.support.lane_file import LaneFile, new_file, request
 

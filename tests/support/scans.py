@@ -10,9 +10,9 @@ import pytest
 
 from strictq import Queue
 from strictq._store.bulk import scan
-from strictq._store.onelane import columns
-from strictq._store.onelane.message_opts import decode
-from strictq._store.onelane.shard_lanes import ShardLanes
+from strictq._store.shard import columns
+from strictq._store.shard.message_opts import decode
+from strictq._store.shard.shard_lanes import ShardLanes
 from tests.support.internals import store_of
 
 IN_THE_FILES = "SELECT id, key, seq, sent_at, opts, body FROM message WHERE id > 0"

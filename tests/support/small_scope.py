@@ -19,7 +19,7 @@ import attrs
 
 import strictq
 from strictq import Delivery, LeaseLost, QueueConfig
-from strictq._store.onelane import checking
+from strictq._store.shard import checking
 from strictq._store.upkeep import Upkeep
 from strictq.testing import FakeClock
 from tests.support.folds import fold, require_memories

@@ -28,8 +28,8 @@ from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import in_read_transaction
 from strictq._store.disk import layout
-from strictq._store.onelane.shard_lanes import ShardLanes
-from strictq._store.shard import Shard
+from strictq._store.shard.shard_lanes import ShardLanes
+from strictq._store.shard_file import Shard
 from strictq._store.upkeep import Upkeep
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments

@@ -8,10 +8,10 @@ from operator import itemgetter
 
 from ..._errors import InvalidArgument
 from ..commit.calls import bound
-from ..onelane import history
-from ..onelane.columns import PackedColumns
-from ..onelane.leases import KEY, Row
-from ..shard import Shard
+from ..shard import history
+from ..shard.columns import PackedColumns
+from ..shard.leases import KEY, Row
+from ..shard_file import Shard
 from ..store import Store
 from . import applied, scan, staging
 from .applied import Applied, Size, StreamBatch, Token

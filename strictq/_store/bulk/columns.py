@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..onelane.leases import BODY, ID, SENT_AT, SEQ, SUSPECT, Fields, Held, Row
+from ..shard.leases import BODY, ID, SENT_AT, SEQ, SUSPECT, Fields, Held, Row
 
 _BODY, _ID = itemgetter(BODY), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..commit.tx import Tx
-from ..onelane import sending
-from ..onelane.messages import Item
+from ..shard import sending
+from ..shard.messages import Item
 
 CHUNK_ROWS: Final = 16_384
 """The number of messages that are sent at once."""

@@ -24,11 +24,11 @@ from ..._sql import SCAN, choose
 from ..commit.calls import bound
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
-from ..onelane import columns, message_opts
-from ..onelane.columns import PackedColumns
-from ..onelane.leases import Row
-from ..onelane.shard_lanes import ShardLanes
-from ..shard import Shard
+from ..shard import columns, message_opts
+from ..shard.columns import PackedColumns
+from ..shard.leases import Row
+from ..shard.shard_lanes import ShardLanes
+from ..shard_file import Shard
 from .columns import MessageRange
 
 STEP: Final = 10_000

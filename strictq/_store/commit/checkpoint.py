@@ -13,7 +13,7 @@ from ... import _files as files
 from ..._clock import Clock
 from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
 from ..._log import log
-from ..._sql import LANE_LOG, LANE_TABLES, SHARD
+from ..._sql import LOG, SHARD, TABLES
 from .. import migrate
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
@@ -139,7 +139,7 @@ class ShardWal:
         """Return the epoch of the last write that began one. None: the row that has it is missing."""
         if migrate.version_of(db, migrate.SHARD_ID) < migrate.ONE_LANE:
             return counters.epoch(db)
-        known: int | None = db.execute(LANE_TABLES.epoch).get
+        known: int | None = db.execute(TABLES.epoch).get
         return known
 
     @contextmanager
@@ -187,8 +187,8 @@ class ShardWal:
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
         db.execute("BEGIN IMMEDIATE")
-        db.execute(LANE_TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))
-        db.execute(LANE_LOG.append_void)  # every memory is built anew
+        db.execute(TABLES.skip_tokens, (TOKENS_SKIPPED, (1 << TOKEN_BITS) - 1))
+        db.execute(LOG.append_void)  # every memory is built anew
         db.execute("COMMIT")
         self._writer.trust()
         self._host.trust(self._shard, failure)

@@ -19,7 +19,7 @@ from ..lane.entries import add_acks as add_acks
 
 if TYPE_CHECKING:
     from ..lane.totals import RunningTotals
-    from ..onelane.shard_lanes import LaneTotals, ShardLanes
+    from ..shard.shard_lanes import LaneTotals, ShardLanes
 
 SECOND: Final = 1_000_000
 EPOCHS: Final = 1 << (62 - TOKEN_BITS)

@@ -43,7 +43,7 @@ from .host import Host
 from .tx import COUNTED, Tx
 
 if TYPE_CHECKING:
-    from ..onelane.shard_lanes import LaneTotals, ShardLanes
+    from ..shard.shard_lanes import LaneTotals, ShardLanes
     from .calls import Mergeable
 
 A = TypeVar("A")

@@ -10,6 +10,6 @@ A lane is an object in memory while something happens to it, and one row while i
 row, of the messages with a higher seq than the row's tail, and of the entries with a higher id than the row's `lsn`.
 
 To add a kind of entry: give it the next number and a name in `entries`, say in `memory.EFFECTS` what it does to each lane, and
-let a module of `onelane` plan it. Add a step to the random walk of `tests/support/walk.py`, and its effect to the naive model.
+let a module of `shard` plan it. Add a step to the random walk of `tests/support/walk.py`, and its effect to the naive model.
 A version that does not know a kind refuses the shard, so a new kind needs a bit of `mark.features`.
 """

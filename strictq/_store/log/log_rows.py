@@ -10,14 +10,14 @@ from typing import Any, Final
 import apsw
 
 from ..._errors import StoreCorrupt
-from ..._sql import LANE_LOG, repeated
+from ..._sql import LOG, repeated
 from ..lane.entries import Entry
 from ..lane.memory import M_ID, MessageRow
 
-_INSERT: Final = repeated(LANE_LOG.insert, 128, 16, 4, 1)
-_KEYS: Final = repeated(LANE_LOG.keys, 256, 32, 4, 1)
-_TIMES: Final = repeated(LANE_LOG.times, 256, 32, 4, 1)
-_WHOLE: Final = repeated(LANE_LOG.whole, 256, 32, 4, 1)
+_INSERT: Final = repeated(LOG.insert, 128, 16, 4, 1)
+_KEYS: Final = repeated(LOG.keys, 256, 32, 4, 1)
+_TIMES: Final = repeated(LOG.times, 256, 32, 4, 1)
+_WHOLE: Final = repeated(LOG.whole, 256, 32, 4, 1)
 
 
 def in_parts(run: Any, statements: dict[int, str], values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -40,7 +40,7 @@ class LogRows:
 
     def newest(self) -> tuple[int, int]:
         """Return the newest entry and the newest message. Every write transaction changes one of them."""
-        found = self._run(LANE_LOG.newest).get
+        found = self._run(LOG.newest).get
         if None in found:
             raise StoreCorrupt("its journal or its table of messages is empty", shard=self._shard)
         newest: tuple[int, int] = found
@@ -49,11 +49,11 @@ class LogRows:
     # ---- appending
 
     def append(self, entry: Entry) -> None:
-        self._run(LANE_LOG.append, entry)
+        self._run(LOG.append, entry)
 
     def append_alone(self, entry: Entry) -> bool:
         """Commit an entry in a single statement. Return False if another process wrote meanwhile: then nothing was changed."""
-        self._run(LANE_LOG.append_alone, entry)
+        self._run(LOG.append_alone, entry)
         return bool(self._changes())
 
     def insert(self, rows: Sequence[MessageRow]) -> None:
@@ -66,17 +66,17 @@ class LogRows:
 
     def insert_alone(self, row: MessageRow, seen: int) -> bool:
         """Commit a message in a single statement. Return False if another process wrote meanwhile: then nothing was changed."""
-        self._run(LANE_LOG.insert_alone, (*row, seen))
+        self._run(LOG.insert_alone, (*row, seen))
         return bool(self._changes())
 
     # ---- reading
 
     def entries_after(self, seen: int) -> list[Entry]:
-        found: list[Entry] = self._run(LANE_LOG.entries, (seen,)).fetchall()
+        found: list[Entry] = self._run(LOG.entries, (seen,)).fetchall()
         return found
 
     def messages_after(self, top: int) -> list[MessageRow]:
-        found: list[MessageRow] = self._run(LANE_LOG.messages, (top,)).fetchall()
+        found: list[MessageRow] = self._run(LOG.messages, (top,)).fetchall()
         return found
 
     def keys(self, arrivals: Iterable[int]) -> dict[int, tuple[bytes, int]]:
@@ -92,7 +92,7 @@ class LogRows:
         wanted = sorted(arrivals)
         if len(wanted) > 4 and wanted[-1] - wanted[0] < 2 * len(wanted):
             some = set(wanted)
-            rows = self._run(LANE_LOG.whole_range, (wanted[0], wanted[-1])).fetchall()
+            rows = self._run(LOG.whole_range, (wanted[0], wanted[-1])).fetchall()
             return {row[M_ID]: row for row in rows if row[M_ID] in some}
         return {row[M_ID]: row for row in in_parts(self._run, _WHOLE, wanted)}
 
@@ -100,27 +100,27 @@ class LogRows:
         """Return when messages were sent. Those that were deleted are missing."""
         if not arrivals:
             return []  # an array of SQLite must have a value
-        return [at for (at,) in self._run(LANE_LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall()]
+        return [at for (at,) in self._run(LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall()]
 
     def sizes(self, arrivals: Sequence[int]) -> list[int]:
         """Return the bytes of bodies and options of messages, in their order. Those that were deleted have none."""
         if not arrivals:
             return []
-        return [size for (size,) in self._run(LANE_LOG.sizes, (apsw.carray(array("q", arrivals)),)).fetchall()]
+        return [size for (size,) in self._run(LOG.sizes, (apsw.carray(array("q", arrivals)),)).fetchall()]
 
     # ---- cutting
 
     def last_before(self, cut: int, position: int) -> tuple[int, int] | None:
         """Return the newest entry below a position, and its top. None: it is the last cut."""
-        found: tuple[int, int] | None = self._run(LANE_LOG.last_before, (cut, position)).get
+        found: tuple[int, int] | None = self._run(LOG.last_before, (cut, position)).get
         return found
 
     def cut(self, upto: int) -> None:
-        self._run(LANE_LOG.cut, (upto,))
+        self._run(LOG.cut, (upto,))
 
     def delete_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Delete rows of resolved messages. The newest row stays, so that arrival numbers never restart."""
-        self._many(LANE_LOG.delete_range, ranges)
+        self._many(LOG.delete_range, ranges)
 
     def delete(self, arrivals: Sequence[int]) -> None:
-        self._many(LANE_LOG.delete_one, [(i,) for i in arrivals])
+        self._many(LOG.delete_one, [(i,) for i in arrivals])

@@ -21,7 +21,7 @@ import apsw
 from ..._errors import StoreCorrupt
 from ..._hashing import hash_key
 from ..._keys import keyless_lane
-from ..._sql import LANE_LOG, LANE_TABLES, MIGRATING, SHARD, insert_into
+from ..._sql import LOG, MIGRATING, SHARD, TABLES, insert_into
 from .. import migrate
 from ..commit.tx import RARE
 from ..disk import layout
@@ -51,7 +51,7 @@ _TOTALS: Final = (
 )  # fmt: skip
 """Columns of the counter row that `mark` has, too."""
 
-_SCHEMA: Final = "\n".join((LANE_LOG.schema, LANE_TABLES.schema))
+_SCHEMA: Final = "\n".join((LOG.schema, TABLES.schema))
 _INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX[^;]*;")
 _TABLES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
 _OLD_TABLES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", "\n".join((SHARD.schema, SHARD.logs))))
@@ -329,7 +329,7 @@ class _Move:
         for sql in (_DROP_OLD, _RENAME, _CREATE_INDEXES):
             db.execute(sql).fetchall()
         self._keep_newest(top)
-        db.execute(LANE_LOG.append, (_VOID, kinds.VOID, totals["last_time"] + 1, top, 0, 0, None, b""))
+        db.execute(LOG.append, (_VOID, kinds.VOID, totals["last_time"] + 1, top, 0, 0, None, b""))
         stored = StoredMark(
             fold_position=_VOID + top, cut=_VOID, mid=top, counted=_VOID, counted_top=top, epoch=totals["epoch"],
             config_version=totals["config_version"], time_offset=totals["time_offset"], seq_floor=totals["seq_floor"],
@@ -348,11 +348,11 @@ class _Move:
     def _keep_newest(self, top: int) -> None:
         """Let a row have the newest arrival number, which is never issued again. It is that of a resolved message."""
         db = self._db
-        if db.execute(LANE_LOG.newest).get[1] < top:
+        if db.execute(LOG.newest).get[1] < top:
             key = next(key for n in count() if self._owns(hash_key(key := keyless_lane(n))))
             db.execute(MIGRATING.add_newest, (top, key))
             bits, size = 1 << (top & ((1 << BUCKET_BITS) - 1)), (1 << BUCKET_BITS) // 8
-            db.execute(LANE_TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes(size, "little"), bytes(size)))
+            db.execute(TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes(size, "little"), bytes(size)))
 
 
 def _opts(m: OldMessage | OldDeadLetter) -> str | None:

@@ -20,7 +20,7 @@ import attrs
 from ..._findings import LostRange
 from ..._hashing import hash_key
 from ..._keys import decode_key, is_keyless, keyless_lane, shared_key
-from ..._sql import LANE_LOG, LANE_LOOKS, LANE_TABLES, SALVAGE, SHARD, insert_into
+from ..._sql import LOG, LOOKS, SALVAGE, SHARD, TABLES, insert_into
 from ..disk import layout
 from ..disk.pages import Row
 from ..lane import entries as kinds
@@ -28,8 +28,8 @@ from ..lane.entries import TOKEN_BITS, Entry
 from ..lane.live_lane import LaneAtRest
 from ..lane.totals import RunningTotals, StoredMark
 from ..log.log_rows import LogRows
-from ..onelane.checking import is_key
-from ..onelane.loading import parked_key
+from ..shard.checking import is_key
+from ..shard.loading import parked_key
 from ..tables import dead, gone, mark
 from ..tables.lane_rows import LaneRows
 from ..topology import Range
@@ -389,7 +389,7 @@ class Filling:
                     told += i > self._mark.mid
         for key, i, seq in self._run(SALVAGE.dead_without_message).fetchall():
             self._tell(key, seq, seq)
-            self._run(LANE_TABLES.unbury, (key, i))
+            self._run(TABLES.unbury, (key, i))
         if holes:
             told += self._tell_gaps(journal, holes)
             missing = sum(self._count_missing(journal, lo, hi) for lo, hi in holes)
@@ -420,7 +420,7 @@ class Filling:
         lo = max(lo, self._mark.mid)
         if hi is None or hi - lo > _COUNTED_MAX:
             return math.inf
-        found = {i for (i,) in self._run(LANE_LOOKS.messages_between, (lo + 1, hi - 1))}
+        found = {i for (i,) in self._run(LOOKS.messages_between, (lo + 1, hi - 1))}
         return sum(not self._is_over(journal, i) for i in range(lo + 1, hi) if i not in found)
 
     def _is_over(self, journal: Journal, arrival: int) -> bool:
@@ -482,11 +482,11 @@ class Filling:
         many: Any = db.executemany
         self._run("BEGIN IMMEDIATE")
         many(SALVAGE.drop_message, self._ended)
-        many(LANE_TABLES.write_gone, self._deleted)
+        many(TABLES.write_gone, self._deleted)
         self._run(SALVAGE.drop_trouble)
         self._keep_newest()
-        totals.dead = self._run(LANE_LOOKS.all_dead).get
-        db.execute(LANE_LOG.append, (void, kinds.VOID, self._last_time, self._top, 0, 0, None, b""))
+        totals.dead = self._run(LOOKS.all_dead).get
+        db.execute(LOG.append, (void, kinds.VOID, self._last_time, self._top, 0, 0, None, b""))
         stored, _ = mark.read(db, self._part.shard)
         stored.fold_position, stored.cut, stored.mid = void + self._top, void, self._top
         stored.counted, stored.counted_top = void, self._top
@@ -498,7 +498,7 @@ class Filling:
     def _keep_newest(self) -> None:
         """Let a row have the newest arrival number, so that it is never issued again. It is that of a resolved message."""
         top, db = self._top, self._db
-        if db.execute(LANE_LOG.newest).get[1] < top:
+        if db.execute(LOG.newest).get[1] < top:
             key = next(key for n in count() if self._part.owns(hash_key(key := keyless_lane(n))))
             self._run(SALVAGE.add_newest, (top, key))
             gone.write(db, self._part.shard, top >> gone.BUCKET_BITS, 1 << (top & gone.BUCKET_MASK))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import CHECK, HANDOUT, LANE_LOOKS, SALVAGE
+from ..._sql import CHECK, HANDOUT, LOOKS, SALVAGE
 from ..disk.pages import Row
 from .reading import ShardPages
 
@@ -41,7 +41,7 @@ def settle(db: apsw.Connection, note: Callable[[str], None], leased: Mapping[int
     for name, n, _, messages, size, blocks, packed, stored, newest in run(CHECK.handout_blocks).fetchall():
         if (messages, size, blocks) != (packed, stored, newest + 1):
             broken.add((name, n))
-    for name, n, state, token, messages, rejected in run(LANE_LOOKS.handouts).fetchall():
+    for name, n, state, token, messages, rejected in run(LOOKS.handouts).fetchall():
         if state == "open" and messages != leased.get(token, 0) + rejected:
             broken.add((name, n))
     for name, _, last, _, floor in run(HANDOUT.consumers).fetchall():
@@ -56,7 +56,7 @@ def settle(db: apsw.Connection, note: Callable[[str], None], leased: Mapping[int
             note(f"batches of consumer {name!r} are lost: none of {first} to {last} can be read")
     run(SALVAGE.drop_blocks)
     run(SALVAGE.drop_rejected)
-    return frozenset(token for _, _, state, token, *_ in run(LANE_LOOKS.handouts).fetchall() if state == "open")
+    return frozenset(token for _, _, state, token, *_ in run(LOOKS.handouts).fetchall() if state == "open")
 
 
 def _release(run: Any, name: str, broken: set[int], known: dict[int, Any], note: Callable[[str], None]) -> None:

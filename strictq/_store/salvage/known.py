@@ -18,7 +18,7 @@ from ..lane.entries import Entry, decode_groups, decode_keys, is_charged, unpack
 from ..lane.live_lane import Grant, LaneAtRest, LiveLane, dense_from, lease_of_row
 from ..lane.order import place_of_arrival
 from ..lane.totals import RunningTotals
-from ..onelane.loading import KINDS_WITH_KEYS, KINDS_WITHOUT_LANES, parked_key
+from ..shard.loading import KINDS_WITH_KEYS, KINDS_WITHOUT_LANES, parked_key
 
 Place = tuple[int, int]
 """Seq and arrival number of a message."""

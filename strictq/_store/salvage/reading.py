@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..._sql import FORMAT_3, SALVAGE
 from ..commit.connection import MEMORY, connect
 from ..disk.pages import File, Row, Tree, Unreadable, free_pages
-from ..onelane.checking import is_key
+from ..shard.checking import is_key
 
 Hole = tuple[Row | None, Row | None]
 """The keys before and after missing rows. None: they are the first, or the last."""

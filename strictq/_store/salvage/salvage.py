@@ -36,9 +36,9 @@ from ..commit.connection import connect, translate
 from ..commit.tx import NEVER, Tx
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row
-from ..onelane import expiring
-from ..onelane.shard_lanes import ShardLanes
-from ..shard import Shard
+from ..shard import expiring
+from ..shard.shard_lanes import ShardLanes
+from ..shard_file import Shard
 from ..store import Store
 from ..topology import Range
 from .filling import BATCH, REFUSED, Filled, Filling

@@ -17,8 +17,8 @@ from ... import _files as files
 from ..._errors import StoreError
 from ..._keys import is_keyless
 from ..disk import layout
-from ..onelane import checking
-from ..onelane.shard_lanes import ShardLanes
+from ..shard import checking
+from ..shard.shard_lanes import ShardLanes
 
 PENDING_MAX: Final = 200_000
 """If a shard has more unresolved messages, none are noted: a promotion must not wait for that."""

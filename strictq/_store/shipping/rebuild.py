@@ -15,7 +15,7 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt, StoreFull
-from ..._sql import LANE_LOG, REPLICATION, SHARD
+from ..._sql import LOG, REPLICATION, SHARD
 from .. import catalog
 from ..catalog import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
@@ -168,7 +168,7 @@ class Rebuild(PageFiles):
 
 def _issued(shard: apsw.Connection) -> tuple[int, int]:
     """Return a shard's newest arrival number and newest outbox number."""
-    return shard.execute(LANE_LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
+    return shard.execute(LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
 
 
 def epoch_behind(known: Catalog) -> int:

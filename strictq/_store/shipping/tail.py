@@ -24,7 +24,7 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt
-from ..._sql import LANE_LOG, SHARD
+from ..._sql import LOG, SHARD
 from ..commit.connection import Durability, check_file, connect
 from ..disk import checksums
 from ..disk.pages import Unreadable
@@ -225,7 +225,7 @@ class WalTail:
 
     def _newest(self, db: apsw.Connection) -> int:
         """Return the queue time of the newest write that a connection sees."""
-        at: int = db.execute(LANE_LOG.last_time).get
+        at: int = db.execute(LOG.last_time).get
         return at
 
     # ---- capturing

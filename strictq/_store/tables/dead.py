@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from ..._sql import LANE_OPERATE, LANE_TABLES
+from ..._sql import OPERATE, TABLES
 
 
 class DeadRow(NamedTuple):
@@ -23,24 +23,24 @@ class DeadRow(NamedTuple):
 def bury(db: apsw.Connection, key: bytes, messages: Sequence[tuple[int, int]], at: int, kind: str, reason: str | None) -> None:
     """Note that messages (seq, arrival number) became dead letters."""
     many: Any = db.executemany
-    many(LANE_TABLES.bury, [(key, i, seq, at, kind, reason) for seq, i in messages])
+    many(TABLES.bury, [(key, i, seq, at, kind, reason) for seq, i in messages])
 
 
 def of_lane(db: apsw.Connection, key: bytes, most: int) -> list[DeadRow]:
     """Return a lane's dead letters, the oldest first."""
-    return _rows(db.execute(LANE_OPERATE.dead_of, (key, most)))
+    return _rows(db.execute(OPERATE.dead_of, (key, most)))
 
 
 def with_seqs(db: apsw.Connection, key: bytes, seqs: Sequence[int]) -> list[DeadRow]:
     """Return those of a lane's dead letters that have these seqs."""
     if not seqs:
         return []
-    return _rows(db.execute(LANE_OPERATE.dead_with, (key, apsw.carray(array("q", seqs)))))
+    return _rows(db.execute(OPERATE.dead_with, (key, apsw.carray(array("q", seqs)))))
 
 
 def after(db: apsw.Connection, last: tuple[bytes, int], most: int) -> list[DeadRow]:
     """Return the next dead letters of a shard, by key and arrival number."""
-    return _rows(db.execute(LANE_OPERATE.dead_after, (*last, most)))
+    return _rows(db.execute(OPERATE.dead_after, (*last, most)))
 
 
 def _rows(found: Any) -> list[DeadRow]:
@@ -50,4 +50,4 @@ def _rows(found: Any) -> list[DeadRow]:
 def unbury(db: apsw.Connection, rows: Sequence[DeadRow]) -> None:
     """Forget that messages are dead letters."""
     many: Any = db.executemany
-    many(LANE_TABLES.unbury, [(row.key, row.arrival) for row in rows])
+    many(TABLES.unbury, [(row.key, row.arrival) for row in rows])

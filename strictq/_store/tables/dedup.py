@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_OPERATE, LANE_TABLES
+from ..._sql import OPERATE, TABLES
 
 FORGET_STEP: Final = 8
 """How many ids whose windows have ended one send removes, so that each new id pays for the removal of old ones."""
@@ -21,13 +21,13 @@ def remember(db: apsw.Connection, row: tuple[bytes, str, int, int, int, bytes | 
         None: it is new.
     """
     run: Any = db.execute
-    run(LANE_TABLES.add_dedup, (*row, now))
+    run(TABLES.add_dedup, (*row, now))
     return None if db.changes() else find(db, row[0], row[1], now)
 
 
 def find(db: apsw.Connection, key: bytes, dedup_id: str, now: int) -> Earlier | None:
     """Return the earlier message with a dedup id. None: there is none within the window."""
-    found: Earlier | None = db.execute(LANE_TABLES.dedup_seq, (key, dedup_id, now)).get
+    found: Earlier | None = db.execute(TABLES.dedup_seq, (key, dedup_id, now)).get
     return found
 
 
@@ -35,12 +35,12 @@ def forget_some(db: apsw.Connection, now: int, limit: int = FORGET_STEP) -> None
     """Remove some ids whose windows have ended."""
     run: Any = db.execute
     many: Any = db.executemany
-    many(LANE_TABLES.drop_dedup, run(LANE_TABLES.old_dedups, (now, limit)).fetchall())
+    many(TABLES.drop_dedup, run(TABLES.old_dedups, (now, limit)).fetchall())
 
 
 def soonest(db: apsw.Connection) -> int | None:
     """Return when the next window ends. None: there are no ids."""
-    until: int | None = db.execute(LANE_TABLES.next_dedup).get
+    until: int | None = db.execute(TABLES.next_dedup).get
     return until
 
 
@@ -48,9 +48,9 @@ def purge(db: apsw.Connection, key: bytes, limit: int) -> int:
     """Remove ids of a key, in a bounded step. Return how many."""
     run: Any = db.execute
     many: Any = db.executemany
-    names = run(LANE_OPERATE.dedups_of, (key, limit)).fetchall()
-    many(LANE_TABLES.drop_dedup, names)
-    many(LANE_OPERATE.drop_wide_dedup, [(dedup_id, key) for _, dedup_id in names])
+    names = run(OPERATE.dedups_of, (key, limit)).fetchall()
+    many(TABLES.drop_dedup, names)
+    many(OPERATE.drop_wide_dedup, [(dedup_id, key) for _, dedup_id in names])
     return len(names)
 
 
@@ -58,6 +58,6 @@ def purge_after(db: apsw.Connection, last: tuple[bytes, str], limit: int) -> lis
     """Remove the next ids of the shard, in a bounded step. Return their keys and ids."""
     run: Any = db.execute
     many: Any = db.executemany
-    names: list[tuple[bytes, str]] = run(LANE_OPERATE.dedups_after, (*last, limit)).fetchall()
-    many(LANE_TABLES.drop_dedup, names)
+    names: list[tuple[bytes, str]] = run(OPERATE.dedups_after, (*last, limit)).fetchall()
+    many(TABLES.drop_dedup, names)
     return names

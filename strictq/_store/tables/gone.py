@@ -14,7 +14,7 @@ from typing import Any, Final
 import apsw
 
 from ..._errors import StoreCorrupt
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 from ..log.log_rows import LogRows
 
 BUCKET_BITS: Final = 7
@@ -55,8 +55,8 @@ def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int
                 few[bucket] = few.get(bucket, 0) | 1 << (one & BUCKET_MASK)
         begin = before = i
     log.delete_ranges(ranges)
-    if db.execute(LANE_TABLES.any_trouble).get:
-        db.executemany(LANE_TABLES.drop_trouble, ranges)
+    if db.execute(TABLES.any_trouble).get:
+        db.executemany(TABLES.drop_trouble, ranges)
     _in_buckets(db, log, shard, few, cut, top)
 
 
@@ -89,10 +89,10 @@ def _write(
             keep.append((bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
     log.delete(kill)
     many: Any = db.executemany
-    if kill and db.execute(LANE_TABLES.any_trouble).get:
-        many(LANE_TABLES.drop_trouble, [(i, i) for i in kill])
-    many(LANE_TABLES.drop_gone, full)
-    many(LANE_TABLES.write_gone, keep)
+    if kill and db.execute(TABLES.any_trouble).get:
+        many(TABLES.drop_trouble, [(i, i) for i in kill])
+    many(TABLES.drop_gone, full)
+    many(TABLES.write_gone, keep)
 
 
 def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) -> None:
@@ -102,7 +102,7 @@ def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) ->
         top: the newest message, whose row must stay for now.
     """
     run: Any = db.execute
-    buckets: list[int] = [bucket for (bucket,) in run(LANE_TABLES.some_gone, (most,)).fetchall()]
+    buckets: list[int] = [bucket for (bucket,) in run(TABLES.some_gone, (most,)).fetchall()]
     _write(db, log, [(bucket, *_read(db, shard, bucket)) for bucket in buckets], top, deletes_all=True)
 
 
@@ -110,7 +110,7 @@ def write(db: apsw.Connection, shard: int, bucket: int, bits: int) -> None:
     """Set the resolved messages of a bucket that still have rows."""
     run: Any = db.execute
     _, deleted = _read(db, shard, bucket)
-    run(LANE_TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
+    run(TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
 
 
 def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
@@ -124,7 +124,7 @@ def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:
 
 def _read(db: apsw.Connection, shard: int, bucket: int) -> tuple[int, int]:
     """Return the resolved messages of a bucket that still have rows, and those whose rows were deleted, as bits."""
-    found: Any = db.execute(LANE_TABLES.read_gone, (bucket,)).get
+    found: Any = db.execute(TABLES.read_gone, (bucket,)).get
     if found is None:
         return 0, 0
     if any(len(bits) != _BYTES for bits in found):

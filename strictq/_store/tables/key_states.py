@@ -6,12 +6,12 @@ from typing import Any
 
 import apsw
 
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 
 
 def of(db: apsw.Connection, key: bytes) -> bytes | None:
     """Return the state of a key. None: it has none."""
-    value: bytes | None = db.execute(LANE_TABLES.key_state, (key,)).get
+    value: bytes | None = db.execute(TABLES.key_state, (key,)).get
     return value
 
 
@@ -19,6 +19,6 @@ def set_(db: apsw.Connection, key: bytes, value: bytes | None) -> None:
     """Set the state of a key. None deletes it."""
     run: Any = db.execute
     if value is None:
-        run(LANE_TABLES.delete_key_state, (key,))
+        run(TABLES.delete_key_state, (key,))
     else:
-        run(LANE_TABLES.set_key_state, (key, value))
+        run(TABLES.set_key_state, (key, value))

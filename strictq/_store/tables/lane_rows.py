@@ -8,15 +8,15 @@ from typing import Any, Final
 import apsw
 
 from ..._errors import StoreCorrupt
-from ..._sql import LANE_TABLES, repeated
+from ..._sql import TABLES, repeated
 from ..lane.damage import is_of_values
 from ..lane.entries import pack, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..log.log_rows import in_parts
 
-_LOAD: Final = repeated(LANE_TABLES.load, 256, 32, 4, 1)
-_DROP_PARTS: Final = repeated(LANE_TABLES.drop_parts, 256, 32, 4, 1)
-_EMPTY: Final = repeated(LANE_TABLES.write_empty, 64, 8, 1)
+_LOAD: Final = repeated(TABLES.load, 256, 32, 4, 1)
+_DROP_PARTS: Final = repeated(TABLES.drop_parts, 256, 32, 4, 1)
+_EMPTY: Final = repeated(TABLES.write_empty, 64, 8, 1)
 _ID_BYTES: Final = 8
 _HEAD_COLUMNS: Final = 16
 
@@ -63,7 +63,7 @@ class LaneRows:
         own = end if row.ids_from is None else row.ids_from
         try:
             while following < own and len(ids) < want:
-                some = self._run(LANE_TABLES.parts, (row.key, following, 2 + want // self._chunk)).fetchall()
+                some = self._run(TABLES.parts, (row.key, following, 2 + want // self._chunk)).fetchall()
                 before = following
                 for first, part in some:
                     if not len(ids) and first <= following:
@@ -121,12 +121,12 @@ class LaneRows:
                 parts += [(lane.key, lane.first + at, pack(ids[at : at + chunk])) for at in range(0, sealed, chunk)]
                 whole.append((*row[:_HEAD_COLUMNS], lane.first + sealed, pack(ids[sealed:])))
         self._write_empty(empty)
-        self._many(LANE_TABLES.write, whole)
-        self._changed_all(LANE_TABLES.write_head, deep)
-        if cleared and self._run(LANE_TABLES.any_part).get:
+        self._many(TABLES.write, whole)
+        self._changed_all(TABLES.write_head, deep)
+        if cleared and self._run(TABLES.any_part).get:
             list(in_parts(self._run, _DROP_PARTS, cleared))
-        self._many(LANE_TABLES.drop_parts_before, passed)
-        self._many(LANE_TABLES.insert_part, parts)
+        self._many(TABLES.drop_parts_before, passed)
+        self._many(TABLES.insert_part, parts)
 
     def _write_empty(self, values: list[Any]) -> None:
         at, width = 0, 6
@@ -142,17 +142,15 @@ class LaneRows:
         if new:
             # The two have one condition: a row that is sealed and not cleared would have its ids twice, or lose them.
             least = full if len(new) <= self._chunk else 1
-            self._run(LANE_TABLES.seal, (key, least))
-            self._run(LANE_TABLES.unseal, (key, least, first))
+            self._run(TABLES.seal, (key, least))
+            self._run(TABLES.unseal, (key, least, first))
             if len(new) > self._chunk:
                 sealed = (len(new) - 1) // self._chunk * self._chunk
                 size = self._chunk
-                self._many(
-                    LANE_TABLES.insert_part, [(key, first + at, pack(new[at : at + size])) for at in range(0, sealed, size)]
-                )
+                self._many(TABLES.insert_part, [(key, first + at, pack(new[at : at + size])) for at in range(0, sealed, size)])
                 new = new[sealed:]
-                self._run(LANE_TABLES.unseal, (key, 0, first + sealed))
-        self._changed_all(LANE_TABLES.append, [(key, lsn, lane.tail, lane.expires or None, pack(new))])
+                self._run(TABLES.unseal, (key, 0, first + sealed))
+        self._changed_all(TABLES.append, [(key, lsn, lane.tail, lane.expires or None, pack(new))])
 
     def _changed_all(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         before = self._db.total_changes()

@@ -8,7 +8,7 @@ import apsw
 import attrs
 
 from ..._errors import SchemaMismatch, StoreCorrupt
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 from ..lane.totals import RunningTotals, StoredMark
 
 KNOWN_FEATURES: Final = 0
@@ -23,7 +23,7 @@ def read(db: apsw.Connection, shard: int) -> tuple[StoredMark, RunningTotals]:
         SchemaMismatch: the shard uses a feature of a later version.
         StoreCorrupt: the row is missing.
     """
-    row: Any = db.execute(LANE_TABLES.read_mark).get
+    row: Any = db.execute(TABLES.read_mark).get
     if row is None:
         raise StoreCorrupt("the row of `mark` is missing", shard=shard)
     mark = StoredMark(*row[:_FIELDS])
@@ -33,4 +33,4 @@ def read(db: apsw.Connection, shard: int) -> tuple[StoredMark, RunningTotals]:
 
 
 def write(db: apsw.Connection, mark: StoredMark, totals: RunningTotals) -> None:
-    db.execute(LANE_TABLES.write_mark, (*attrs.astuple(mark), *attrs.astuple(totals)))
+    db.execute(TABLES.write_mark, (*attrs.astuple(mark), *attrs.astuple(totals)))

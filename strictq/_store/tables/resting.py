@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 from ..lane.entries import NEVER
 from ..lane.order import RestCursor
 
-READY: Final = LANE_TABLES.ready
-DELAYED: Final = LANE_TABLES.delayed
-LEASED: Final = LANE_TABLES.leased
+READY: Final = TABLES.ready
+DELAYED: Final = TABLES.delayed
+LEASED: Final = TABLES.leased
 _AHEAD: Final = 256
 
 

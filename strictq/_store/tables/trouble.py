@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 
 
 class Trouble(NamedTuple):
@@ -30,10 +30,10 @@ NONE = Trouble()
 
 def of(db: apsw.Connection, arrival: int) -> Trouble:
     """Return what attempts left of a message."""
-    row = db.execute(LANE_TABLES.trouble_of, (arrival,)).get
+    row = db.execute(TABLES.trouble_of, (arrival,)).get
     return NONE if row is None else Trouble._make(row)
 
 
 def set_(db: apsw.Connection, arrival: int, trouble: Trouble) -> None:
     run: Any = db.execute
-    run(LANE_TABLES.set_trouble, (arrival, *trouble))
+    run(TABLES.set_trouble, (arrival, *trouble))

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from ..._errors import StrictqError
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
@@ -56,7 +56,7 @@ def leased(store: ShardLanes, token: int, most: int | None = None) -> list[LiveL
     found = {lane.key: lane for lane in islice(loaded, most)}
     after, lanes = b"", memory.lanes
     while most is None or len(found) < most:
-        keys: list[Any] = [key for (key,) in store.run(LANE_TABLES.endless, (token, after, STEP)).fetchall()]
+        keys: list[Any] = [key for (key,) in store.run(TABLES.endless, (token, after, STEP)).fetchall()]
         if not keys:
             break
         after = keys[-1]

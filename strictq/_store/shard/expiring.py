@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import apsw
 
-from ..._sql import LANE_OPERATE
+from ..._sql import OPERATE
 from ..commit.tx import NEVER, Tx
 from ..lane import entries as kinds
 from ..lane.entries import LaneHolder, encode_keys
@@ -95,7 +95,7 @@ def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
     if not tokens:
         return
     store, wanted = tx.lanes, set(tokens)
-    rested = store.run(LANE_OPERATE.leased_by, (apsw.carray(array("q", tokens)),)).fetchall()
+    rested = store.run(OPERATE.leased_by, (apsw.carray(array("q", tokens)),)).fetchall()
     store.loader.fill_heads([key for (key,) in rested])
     lanes = [lane for lane in store.memory.lanes.values() if lane.grant is not None and lane.grant.token in wanted]
     for token, some in _by_token(lanes):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from ..._keys import is_keyless
-from ..._sql import LANE_LOOKS
+from ..._sql import LOOKS
 from ..lane.live_lane import LiveLane
 from .looking import LaneView, depth_of, lane_at_rest
 from .shard_lanes import ShardLanes
@@ -90,7 +90,7 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigure
         count.add(lane)
     lanes, keys = store.memory.lanes, set[bytes]()
     for statement, values in (
-        (LANE_LOOKS.leased_lanes, (now,)), (LANE_LOOKS.delayed_lanes, (now,)), (LANE_LOOKS.held_lanes, ()),
+        (LOOKS.leased_lanes, (now,)), (LOOKS.delayed_lanes, (now,)), (LOOKS.held_lanes, ()),
     ):  # fmt: skip
         for (key,) in store.run(statement, values):
             if _is_at_rest(lanes, key):
@@ -146,7 +146,7 @@ def _was_attempted(store: ShardLanes, arrival: int, key: bytes, seq: int) -> boo
 
 
 def _sent_at(store: ShardLanes, arrival: int | None) -> int | None:
-    at: int | None = None if arrival is None else store.run(LANE_LOOKS.sent_at, (arrival,)).get
+    at: int | None = None if arrival is None else store.run(LOOKS.sent_at, (arrival,)).get
     return at
 
 
@@ -216,7 +216,7 @@ def _with_messages(store: ShardLanes) -> Iterator[LiveLane]:
             yield lane
     run: Any = store.db.execute
     after = b""
-    while rows := run(LANE_LOOKS.lanes_with_messages, (after, _STEP)).fetchall():
+    while rows := run(LOOKS.lanes_with_messages, (after, _STEP)).fetchall():
         after = rows[-1][0]
         yield from lanes_at_rest(store, [key for (key,) in rows if _is_at_rest(lanes, key)])
 

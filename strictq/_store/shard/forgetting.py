@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ..._keys import ASIDE, KEYLESS, is_keyless
-from ..._sql import LANE_LOOKS, LANE_TABLES
+from ..._sql import LOOKS, TABLES
 from ..commit.tx import SECOND, Tx
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
@@ -37,7 +37,7 @@ def is_parked(key: bytes) -> bool:
 
 
 def _is_idle(store: ShardLanes, lane: LiveLane, oldest: int) -> bool:
-    return _is_empty(lane) and lane.active <= oldest and not store.run(LANE_TABLES.must_keep, (lane.key,)).get
+    return _is_empty(lane) and lane.active <= oldest and not store.run(TABLES.must_keep, (lane.key,)).get
 
 
 def _is_empty(lane: LiveLane) -> bool:
@@ -73,13 +73,13 @@ def idle_at_rest(store: ShardLanes, after: bytes, most: int, oldest: int) -> tup
     Returns:
         None, if there are no more rows.
     """
-    rows: list[Any] = store.run(LANE_LOOKS.idle_lanes, (after, most, oldest)).fetchall()
+    rows: list[Any] = store.run(LOOKS.idle_lanes, (after, most, oldest)).fetchall()
     return (rows[-1][0] if rows else None), [key for key, idle in rows if idle and not is_parked(key)]
 
 
 def parked_at_rest(store: ShardLanes, after: bytes, most: int, oldest: int) -> tuple[bytes | None, list[bytes]]:
     """Do the same for lanes of parked messages."""
-    rows: list[Any] = store.run(LANE_LOOKS.ended_lanes, (max(after, KEYLESS), most, oldest)).fetchall()
+    rows: list[Any] = store.run(LOOKS.ended_lanes, (max(after, KEYLESS), most, oldest)).fetchall()
     return (rows[-1][0] if rows else None), [key for key, ended in rows if ended]
 
 
@@ -105,7 +105,7 @@ def drop(tx: Tx, some: Sequence[LiveLane]) -> int:
     """Delete the rows of lanes, and tell every process. Return how many."""
     store = tx.lanes
     if some:
-        tx.many(LANE_TABLES.drop_lane, [(lane.key,) for lane in some])
+        tx.many(TABLES.drop_lane, [(lane.key,) for lane in some])
         # The seqs of a parked message's lane are those of another one, which goes on.
         floor = max((lane.tail for lane in some if not is_parked(lane.key)), default=0)
         groups = [(lane, list[int]()) for lane in some]
@@ -132,7 +132,7 @@ def forget_ended(tx: Tx) -> None:
 
 def _may_fold(store: ShardLanes, now: int) -> bool:
     """Return whether a send may fold so that lanes can be forgotten: seldom, because a busy queue folds by itself."""
-    began: int | None = store.run(LANE_LOOKS.oldest_entry, (store.memory.mark.cut,)).get
+    began: int | None = store.run(LOOKS.oldest_entry, (store.memory.mark.cut,)).get
     return began is not None and began <= now - FOLD_SECONDS
 
 

@@ -1,5 +1,5 @@
 -- name: schema
--- The two logs of a shard of format 3: every message in order of arrival, and every change of state. Row 0 of each exists from the
+-- The two logs of a shard: every message in order of arrival, and every change of state. Row 0 of each exists from the
 -- start, and the newest row of each is never deleted, so a number is never used twice.
 CREATE TABLE message (
     id       INTEGER PRIMARY KEY,                  -- arrival number

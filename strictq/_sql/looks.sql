@@ -1,4 +1,4 @@
--- Reports on shards of format 3, checks of them, and what they forget. Nothing here changes what lanes hold.
+-- Reports on shards, checks of them, and what they forget. Nothing here changes what lanes hold.
 
 -- name: dead_with
 -- checking and looking: the lane of a dead letter, which may be parked. Takes its arrival number. Index: dead_id.

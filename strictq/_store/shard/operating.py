@@ -14,7 +14,7 @@ from typing import Final
 from ... import _hints as hints
 from ..._errors import InvalidArgument, UnknownMessage
 from ..._keys import ASIDE, decode_key, is_keyless
-from ..._sql import HANDOUT, LANE_OPERATE
+from ..._sql import HANDOUT, OPERATE
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, LaneHolder, encode_groups, encode_keys, pack
@@ -58,7 +58,7 @@ def release_keyless(tx: Tx) -> int:
     lanes = store.memory.lanes
     found = list(islice((lane for lane in lanes.values() if is_keyless(lane.key) and _is_held(lane)), RELEASE_STEP))
     after = b""
-    while len(found) < RELEASE_STEP and (rows := store.run(LANE_OPERATE.held, (after, RELEASE_STEP)).fetchall()):
+    while len(found) < RELEASE_STEP and (rows := store.run(OPERATE.held, (after, RELEASE_STEP)).fetchall()):
         after = rows[-1][0]
         keys = [key for (key,) in rows if is_keyless(key) and ((lane := lanes.get(key)) is None or lane.rest)]
         store.loader.fill_heads(keys)
@@ -236,7 +236,7 @@ def purge_some(tx: Tx, after: bytes) -> tuple[int, bytes | None]:
 def _next_keys(store: ShardLanes, after: bytes) -> tuple[list[bytes], bytes | None]:
     """Return the keys of the next lanes that may have messages, and the key up to which all were found; None: all were."""
     lanes = store.memory.lanes
-    rows = store.run(LANE_OPERATE.with_messages, (after, STEP)).fetchall()
+    rows = store.run(OPERATE.with_messages, (after, STEP)).fetchall()
     loaded = nsmallest(STEP, (key for key in lanes if key > after))
     ends = [found[-1] for found in ([key for key, _ in rows], loaded) if len(found) == STEP]
     end = min(ends, default=None)
@@ -354,7 +354,7 @@ def end_some_delays(tx: Tx, last: tuple[int, bytes], most: int = DELAY_STEP) -> 
     ]
     ends: list[tuple[int, bytes]] = []
     after = last
-    while len(ends) < most and (rows := store.run(LANE_OPERATE.failure_delays, (*after, most)).fetchall()):
+    while len(ends) < most and (rows := store.run(OPERATE.failure_delays, (*after, most)).fetchall()):
         after = rows[-1]
         ends += [(due, key) for due, key in rows if (lane := memory.lanes.get(key)) is None or lane.rest]
     chosen = nsmallest(most, found + ends)

@@ -1,5 +1,5 @@
 -- name: schema
--- Lanes at rest, and what else a shard of format 3 has. docs/explanation/storage.md describes how they are read with the logs.
+-- Lanes at rest, and what else a shard has. docs/explanation/storage.md describes how they are read with the logs.
 CREATE TABLE lane (
     key       BLOB    PRIMARY KEY,
     lsn       INTEGER NOT NULL,                    -- entries up to this one are included
@@ -218,7 +218,7 @@ INSERT INTO trouble VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 ON CONFLICT DO UPDATE SET attempts = ?2, first_at = ?3, error = ?4, output = ?5, errors = ?6;
 
 -- name: keep_ended
--- ending: a record of each message that is about to end, in a shard of format 3. Takes now, attempts that `trouble` does not count
+-- ending: a record of each message that is about to end. Takes now, attempts that `trouble` does not count
 -- yet, seconds of prepare and of process, outcome, whether bodies are kept, the arrival numbers, what the handler printed, and when
 -- the lease began. `opts` is a JSON array unless it has headers alone. Indexes: rowids.
 INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body,

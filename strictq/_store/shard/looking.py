@@ -13,7 +13,7 @@ import apsw
 
 from ..._errors import StoreCorrupt, UnknownMessage
 from ..._keys import is_keyless
-from ..._sql import LANE_LOOKS
+from ..._sql import LOOKS
 from ..._types import State
 from ..lane.entries import LaneHolder
 from ..lane.live_lane import Grant, LaneAtRest, LiveLane, lease_of_row
@@ -154,7 +154,7 @@ class LaneView:
 
     def dead(self, seq: int) -> tuple[int, str | None, str | None, str | None] | None:
         """Return attempts, reason, output and errors of a dead letter."""
-        row = self.db.execute(LANE_LOOKS.dead_letter, (self.key, seq)).get
+        row = self.db.execute(LOOKS.dead_letter, (self.key, seq)).get
         if row is None:
             return None
         known = trouble.of(self.db, row[0])
@@ -162,7 +162,7 @@ class LaneView:
 
     def dead_count(self) -> int:
         """Return the number of its dead letters."""
-        n: int = self.db.execute(LANE_LOOKS.dead_count, (self.key,)).get
+        n: int = self.db.execute(LOOKS.dead_count, (self.key,)).get
         return n
 
     def was_postponed(self, seq: int) -> bool:
@@ -312,9 +312,7 @@ def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tup
         Key, seq, arrival number, body, headers, kind, reason, attempts, when it was sent, when it died, errors, and output.
     """
     run: Any = db.execute
-    rows: list[Any] = (
-        run(LANE_LOOKS.dead_letters, (limit,)) if key is None else run(LANE_LOOKS.dead_letters_of, (key, limit))
-    ).fetchall()
+    rows: list[Any] = (run(LOOKS.dead_letters, (limit,)) if key is None else run(LOOKS.dead_letters_of, (key, limit))).fetchall()
     return [(*row[:4], None if row[4] is None else decode(row[4], -1)[0], *row[5:]) for row in rows]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LANE_LOOKS, LANE_TABLES
+from ..._sql import LOOKS, TABLES
 from ..lane.memory import ShardMemory
 from ..tables import gone
 
@@ -49,9 +49,9 @@ class Arrivals:
         run: Any = self._db.execute
         fresh, is_first = self._follow(), True
         after, limit, bucket, bits = self._low, FIRST_STEP, -1, 0
-        while rows := run(LANE_TABLES.some_messages, (after, limit)).fetchall():
+        while rows := run(TABLES.some_messages, (after, limit)).fetchall():
             after, limit = rows[-1][0], STEP
-            dead = {i for (i,) in run(LANE_LOOKS.dead_between, (rows[0][0], after))}
+            dead = {i for (i,) in run(LOOKS.dead_between, (rows[0][0], after))}
             for i, key, seq in rows:
                 if i >> gone.BUCKET_BITS != bucket:
                     bucket = i >> gone.BUCKET_BITS

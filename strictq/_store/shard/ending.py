@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import apsw
 
 from ..._keys import ASIDE, is_keyless
-from ..._sql import LANE_TABLES
+from ..._sql import TABLES
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
@@ -30,7 +30,7 @@ def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | Non
         tx.now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, config.history == "bodies",
         apsw.carray(array("q", arrivals)), end.output, leased_at,
     )  # fmt: skip
-    tx.run(LANE_TABLES.keep_ended, values)
+    tx.run(TABLES.keep_ended, values)
     history.trim(tx, len(arrivals))
 
 

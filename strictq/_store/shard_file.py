@@ -26,7 +26,7 @@ from .._errors import (
     UnknownMessage,
 )
 from .._log import log
-from .._sql import LANE_LOG, SHARD
+from .._sql import LOG, SHARD
 from .._types import Event
 from . import catalog, migrate
 from .commit.alone import Alone
@@ -40,8 +40,8 @@ from .commit.tx import Tx
 from .commit.writer import Writer
 from .disk import layout
 from .disk.stored import present
-from .onelane.alone import LaneAlone
-from .onelane.shard_lanes import ShardLanes
+from .shard.alone import LaneAlone
+from .shard.shard_lanes import ShardLanes
 from .shipping.confirming import Confirming
 from .topology import Range
 
@@ -561,7 +561,7 @@ class Shard:
 
 
 def _free(tx: Tx) -> None:
-    """Give back the room of resolved messages of a shard of format 3."""
+    """Give back the room of resolved messages."""
     tx.lanes.folder.free(tx.now)
 
 
@@ -579,7 +579,7 @@ def _viewed(lanes: ShardLanes, db: apsw.Connection, look: Callable[[ShardLanes],
 
 
 def _newest_message(db: apsw.Connection) -> int:
-    newest: int = db.execute(LANE_LOG.newest).get[1]
+    newest: int = db.execute(LOG.newest).get[1]
     return newest
 
 

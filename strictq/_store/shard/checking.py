@@ -17,7 +17,7 @@ import apsw
 from ..._errors import StoreCorrupt, StrictqError
 from ..._hashing import hash_key
 from ..._keys import ASIDE, decode_key, encode_key, is_keyless, shared_key
-from ..._sql import CHECK, LANE_LOOKS, LANE_TABLES
+from ..._sql import CHECK, LOOKS, TABLES
 from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
@@ -105,7 +105,7 @@ class _Check:
         """Return what is wrong with the messages that arrived since the totals were stored. None of them was deleted since."""
         store, memory = self._store, self._store.memory
         before: int = memory.mark.counted_top
-        rows: list[Any] = self._run(LANE_TABLES.some_messages, (before, _ALL)).fetchall()
+        rows: list[Any] = self._run(TABLES.some_messages, (before, _ALL)).fetchall()
         ends: dict[bytes, int] = {}
         for i, key, seq in rows:
             if i != before + 1:
@@ -129,7 +129,7 @@ class _Check:
         for key, lane in list(lanes.items()):
             if key in dirty:
                 yield from self._lane(lane if not lane.rest else store.loader.lane(key), None)
-        while rows := self._run(LANE_TABLES.some_lanes, (after, STEP)).fetchall():
+        while rows := self._run(TABLES.some_lanes, (after, STEP)).fetchall():
             after = rows[-1][0]
             for (key,) in rows:
                 if key in dirty:
@@ -258,9 +258,9 @@ class _Check:
         at, after = 0, 0
         buckets: dict[int, int] = {}
         seen_key = b""
-        while rows := run(LANE_LOOKS.all_messages, (after, STEP)).fetchall():
+        while rows := run(LOOKS.all_messages, (after, STEP)).fetchall():
             after = rows[-1][0]
-            dead = {i for (i,) in run(LANE_LOOKS.dead_between, (rows[0][0], after)).fetchall()}
+            dead = {i for (i,) in run(LOOKS.dead_between, (rows[0][0], after)).fetchall()}
             for i, key, seq, opts, due, expires, has_body in rows:
                 if key != seen_key:
                     seen_key = key
@@ -292,7 +292,7 @@ class _Check:
                         yield "value", f"{where} has values that no send writes", None
 
     def dead_letters(self) -> Iterator[Finding]:
-        for key, seq, i, of, sent in self._run(LANE_LOOKS.dead_rows).fetchall():
+        for key, seq, i, of, sent in self._run(LOOKS.dead_rows).fetchall():
             if not _is_of((of, sent), key, seq):
                 yield "dead_seq", f"dead letter {seq} of lane {key!r} has no row {i} in `message`", None
             yield from self._key(key, "dead letter")
@@ -301,26 +301,26 @@ class _Check:
 
     def others(self) -> Iterator[Finding]:
         run, memory = self._run, self._store.memory
-        for (key,) in run(LANE_LOOKS.parts_of_none):
-            yield "pending", f"there are ids of lane {key!r}, which has none", _delete(LANE_LOOKS.drop_parts_of_none, key)
-        for i, attempts in run(LANE_LOOKS.trouble_of_none):
+        for (key,) in run(LOOKS.parts_of_none):
+            yield "pending", f"there are ids of lane {key!r}, which has none", _delete(LOOKS.drop_parts_of_none, key)
+        for i, attempts in run(LOOKS.trouble_of_none):
             if attempts >= 0:
-                yield "trouble", f"there are errors of message {i}, which does not exist", _delete(LANE_LOOKS.drop_trouble_of, i)
+                yield "trouble", f"there are errors of message {i}, which does not exist", _delete(LOOKS.drop_trouble_of, i)
             else:
                 yield "value", f"message {i} has {attempts} attempts", None
-        for bucket, bits in run(LANE_LOOKS.all_gone).fetchall():
+        for bucket, bits in run(LOOKS.all_gone).fetchall():
             first = bucket << gone.BUCKET_BITS
-            rows = {i for (i,) in run(LANE_LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()}
+            rows = {i for (i,) in run(LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()}
             noted = int.from_bytes(bits, "little")
             if any(noted >> at & 1 and first + at not in rows for at in range(gone.BUCKET_MASK + 1)):
                 yield "gone", f"bucket {bucket} of `gone` notes messages that do not exist", _clean_bucket(bucket)
-        for table, key in run(LANE_LOOKS.other_keys).fetchall():
+        for table, key in run(LOOKS.other_keys).fetchall():
             yield from self._key(key, table)
-        for key, dedup_id in run(LANE_LOOKS.dedup_over_top, (memory.top,)):
+        for key, dedup_id in run(LOOKS.dedup_over_top, (memory.top,)):
             yield "dedup", f"dedup id {dedup_id!r} of lane {key!r} points past the newest message", None
         if memory.mark.cut > memory.seen or memory.mark.counted > memory.seen:
             yield "mark", f"`mark` includes entry {max(memory.mark.cut, memory.mark.counted)}, the newest is {memory.seen}", None
-        newest: int = run(LANE_LOOKS.newest_outbox).get
+        newest: int = run(LOOKS.newest_outbox).get
         if newest > (issued := last_outbox(self._db)):
             yield "counter", f"last_outbox is {issued}, but {newest} was issued", None
 
@@ -339,7 +339,7 @@ class _Check:
         for what, consumer, n in run(CHECK.handout_orphans):
             yield "handout", f"there is a {what} of batch {n} of {consumer!r}, which does not exist", None
         states: dict[tuple[str, int], str] = {}
-        for consumer, n, state, token, messages, rejected in run(LANE_LOOKS.handouts):
+        for consumer, n, state, token, messages, rejected in run(LOOKS.handouts):
             states[consumer, token] = state
             pending = self.endless[token]
             if state == "open" and messages != pending + rejected:
@@ -353,7 +353,7 @@ class _Check:
 
     def totals(self) -> Iterator[Finding]:
         totals = self._store.memory.totals
-        dead: int = self._run(LANE_LOOKS.all_dead).get
+        dead: int = self._run(LOOKS.all_dead).get
         for name, need in (("pending", len(self.unresolved)), ("dead", dead), ("lanes", self.n_lanes)):
             have = getattr(totals, name)
             if have != need:
@@ -405,7 +405,7 @@ def lanes_of(db: apsw.Connection, loader: Loader) -> Iterator[LiveLane]:
     memory: ShardMemory = loader.memory
     after = b""
     done: set[bytes] = set()
-    while rows := run(LANE_TABLES.some_lanes, (after, STEP)).fetchall():
+    while rows := run(TABLES.some_lanes, (after, STEP)).fetchall():
         after = rows[-1][0]
         for (key,) in rows:
             done.add(key)
@@ -463,7 +463,7 @@ def _note(arrival: int) -> Fix:
         store = tx.lanes
         memory = store.memory
         place = store.log.keys([arrival]).get(arrival)
-        if place is None or tx.run(LANE_LOOKS.dead_with, (arrival,)).get or any(arrival in ids for _, ids in memory.gone):
+        if place is None or tx.run(LOOKS.dead_with, (arrival,)).get or any(arrival in ids for _, ids in memory.gone):
             return
         lane = store.loader.lane(store.loader.keys_of([arrival])[arrival])
         if place[1] <= lane.tail and LaneView(store, lane, 0).arrival_of(place[1]) is None:
@@ -488,7 +488,7 @@ def _drop_bucket(bucket: int) -> Fix:
         try:
             gone.bits_of(tx.db, tx.shard, bucket)
         except _INVALID:
-            tx.run(LANE_TABLES.drop_gone, (bucket,))
+            tx.run(TABLES.drop_gone, (bucket,))
 
     return fix
 
@@ -496,7 +496,7 @@ def _drop_bucket(bucket: int) -> Fix:
 def _clean_bucket(bucket: int) -> Fix:
     def fix(tx: Tx) -> None:
         first = bucket << gone.BUCKET_BITS
-        rows: list[Any] = tx.run(LANE_LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()
+        rows: list[Any] = tx.run(LOOKS.messages_between, (first, first + gone.BUCKET_MASK)).fetchall()
         present = sum(1 << (i & gone.BUCKET_MASK) for (i,) in rows)
         gone.write(tx.db, tx.shard, bucket, gone.bits_of(tx.db, tx.shard, bucket) & present)
 
@@ -521,7 +521,7 @@ def _set_total(name: str) -> Fix:
         check = _Check(store, lambda _hash: True)
         for _ in check.lanes():
             pass
-        counted = {"pending": len(check.unresolved), "dead": tx.run(LANE_LOOKS.all_dead).get, "lanes": check.n_lanes}
+        counted = {"pending": len(check.unresolved), "dead": tx.run(LOOKS.all_dead).get, "lanes": check.n_lanes}
         setattr(store.memory.totals, name, counted[name])
         store.mark_changed = True
 

@@ -14,6 +14,4 @@ lease.
   `parking`, `retries`, `failures`, `history`. `alone`: those that may be one statement.
 - What the verbs take and return: `messages` and `message_opts`, `leases`, `columns`, `headers`.
 - `counting`, `looking` and `reporting`: what operators see. `checking`: compare a memory that is built anew with what is at rest.
-
-The package takes the name `shard` once the module of that name is gone.
 """

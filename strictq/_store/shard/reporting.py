@@ -12,7 +12,7 @@ from ..._clock import QueueTime
 from ..._config import QueueConfig
 from ..._errors import UnknownMessage
 from ..._keys import decode_key
-from ..._sql import HANDOUT, LANE_LOOKS
+from ..._sql import HANDOUT, LOOKS
 from ..._stats import ShardStats
 from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
 from . import counting, failures, looking
@@ -178,7 +178,7 @@ def stats(
         acks=t.acks, retries=t.retries,
         redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged,
         **rare,
-        outbox=lanes.run(LANE_LOOKS.outbox).get,
+        outbox=lanes.run(LOOKS.outbox).get,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
         handout_bytes=lanes.run(HANDOUT.bytes_total).get,
     )  # fmt: skip
