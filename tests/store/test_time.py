@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import ConfigError, LeaseLost
+from strictq import ConfigError, LeaseLost, Message
 from strictq._store.disk import epoch, locks
+from strictq._store.lane.live_lane import LiveLane
+from strictq._store.shard import claiming
 from strictq.testing import FakeClock
+from tests.support.folds import fold
 from tests.support.internals import shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, labels, shard_file
 from tests.support.running import ROOT
@@ -285,3 +288,38 @@ def test_presence_ends_with_its_process_even_by_kill(tmp_path: Path, clock: Fake
     process.communicate(timeout=60)
     with strictq.open(path, clock=clock) as q:
         assert store_of(q).epoch == 2
+
+
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_one_claim_handles_few_of_many_delays_and_leases_that_end_at_once(
+    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, at_rest: bool
+) -> None:
+    monkeypatch.setattr(claiming, "ENDED_STEP", 10)
+    q = disk(shards=1, lease_seconds=50.0, max_attempts=None)
+    q.send_many([Message(b"", key=f"leased-{n:02}") for n in range(30)])
+    for n in range(30):
+        clock.advance(0.001)
+        assert [d.key for d in q.receive(1)] == [f"leased-{n:02}"]
+    q.send_many([Message(b"", key=f"delayed-{n:02}", delay=60.0 + n / 1000) for n in range(30)])
+    if at_rest:
+        fold(q)
+        shard_of(q).run(lambda tx: tx.lanes.begin_anew())
+    clock.advance(100.0)
+    q.send(b"", key="ready")
+    listed: list[bytes] = []
+    order = shard_of(q).lanes.memory.order
+    real = type(order).list
+
+    def count(self: object, lane: LiveLane, place: int) -> None:
+        listed.append(lane.key)
+        real(order, lane, place)
+
+    monkeypatch.setattr(type(order), "list", count)
+    came: list[object] = []
+    for _ in range(61):
+        listed.clear()
+        came += [d.key for d in q.receive(1)]
+        assert len(listed) < 30, "ten ends as a single statement, ten in a transaction, and the lanes of the claim itself"
+    ends = [f"leased-{n:02}" for n in range(30)] + [f"delayed-{n:02}" for n in range(30)]
+    assert came == ["ready", *ends]
+    assert q.check() == []

@@ -16,7 +16,7 @@ from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
 from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
-from ..lane.order import RestCursor, place_of_retry
+from ..lane.order import place_of_retry
 from ..tables import resting, trouble
 from . import ending, expiring, history, retries
 from .leases import KEY, Claimed, Request, Row
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LOADED_TOGETHER: Final = 32
 """How many lanes at rest are loaded at once, in the order of their index."""
+ENDED_STEP: Final = 512
+"""How many ended delays and leases one claim handles. The rest is left to the next one."""
 CULL_STEP: Final = 200
 """How many messages, expired or out of attempts, one claim removes. The rest is left to the next one."""
 SIZED_TOGETHER: Final = 1_000
@@ -284,19 +286,21 @@ class Claiming:
         )
 
     def _list_what_is_over(self, now: int) -> None:
-        """List the lanes whose delays or leases have ended behind all that arrived before, in the order of these ends."""
-        order, loader = self._memory.order, self._loader
-        for statement, cursor in ((resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest)):
-            while cursor.next <= now:
-                loader.require_snapshot()
-                loader.fill_heads(self._rested(statement, cursor, now))
-        loader.place_all()
+        """List lanes whose delays or leases have ended behind all that arrived before, in the order of these ends.
+
+        One claim lists a bounded number. The next one goes on.
+        """
         memory = self._memory
-        while True:
+        order = memory.order
+        left = ENDED_STEP
+        while left > 0:
             due = order.delays[0][0] if order.delays else NEVER
             end = order.ends[0][0] if order.ends else NEVER
+            if self._load_over(min(due, end, now)):
+                continue
             if min(due, end) > now:
-                break
+                return
+            left -= 1
             if due < end:
                 lane = memory.lanes.get(heappop(order.delays)[1])
                 if lane is not None and lane.due == due and lane.grant is None and not lane.listed:
@@ -311,9 +315,20 @@ class Claiming:
                     and memory.lanes.get(lane.key) is lane
                 ):
                     self._list_last(lane)
+                    left -= 1
+        self.cut_short = True
 
-    def _rested(self, statement: str, cursor: RestCursor, now: int) -> list[bytes]:
-        return resting.take(self._db, statement, cursor, now, LOADED_TOGETHER)
+    def _load_over(self, upto: int) -> bool:
+        """Load some lanes at rest whose delays or leases ended by this time. Return False if there are none."""
+        order, found = self._memory.order, False
+        for statement, cursor in ((resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest)):
+            if cursor.next <= upto:
+                found = True
+                self._loader.require_snapshot()
+                self._loader.fill_heads(resting.take(self._db, statement, cursor, upto, LOADED_TOGETHER))
+        if found:
+            self._loader.place_all()
+        return found
 
     def _list_last(self, lane: LiveLane) -> None:
         memory = self._memory
