@@ -132,3 +132,11 @@ SELECT last_time FROM counter;
 -- counters: queue time of the last write of format 2. Indexes: rowids.
 SELECT max(last_time, ifnull((SELECT at FROM journal ORDER BY id DESC LIMIT 1), 0),
            ifnull((SELECT sent_at FROM inbox ORDER BY id DESC LIMIT 1), 0)) FROM counter;
+
+-- name: counted_as_issued
+-- counters: the newest arrival number and outbox number of format 1.
+SELECT last_id, last_outbox FROM counter;
+
+-- name: issued
+-- counters: the newest arrival number and outbox number of format 2. Index: rowid.
+SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)), last_outbox FROM counter;

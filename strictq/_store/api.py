@@ -199,16 +199,18 @@ class Storage:
     # ---- identity, settings and time
 
     @staticmethod
-    def facts(path: Path, *, read_only: bool = False) -> QueueFacts | None:
+    def facts(path: Path, *, read_only: bool = False, older: bool = False) -> QueueFacts | None:
         """Return the facts about the queue at a path, without opening it. None: there is no queue.
 
+        Args:
+            older: accept a queue of an older format, too, which must be migrated before it is opened.
         Raises:
             InvalidArgument, QueueNotFound: the path holds something else, or the directory is world-writable.
             StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
         """
         if not layout.find(path):
             return None
-        known = catalog.read(path, read_only=read_only)
+        known = catalog.read(path, read_only=read_only, older=older)
         return QueueFacts(known.queue_id, known.config, known.replication)
 
     @property

@@ -234,7 +234,7 @@ def _made(
                 rebuild.finish(own)
 
         api.publish(path, build)
-        facts = api.Storage.facts(path, read_only=True)
+        facts = api.Storage.facts(path, read_only=True, older=True)
         if facts is None or facts.queue_id != identity["queue_id"]:
             raise StoreCorrupt("the replica's segments belong to another queue", shard=-1)
     return Restored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -292,3 +293,25 @@ def test_labels_of_keys() -> None:
     for key in ("a", "é", "1", 1, -1, b"1", b"\x00\xff"):
         assert key_of(label(key)) == key
     assert decode_key(b"i1") == 1
+
+
+def test_history_from_before_an_upgrade_is_restored_and_then_migrated(place: Path) -> None:
+    facts = format_2.facts_of("replicated")
+    clock = format_2.clock_of(facts)
+    path, target = format_2.unpacked("replicated", place / "made"), place / "made" / "target"
+    strictq.restore(target, place / "restored", alone=True)
+    with pytest.raises(strictq.SchemaMismatch, match="its format 2 is older"):
+        strictq.open(place / "restored", clock=clock)
+    with strictq.open(path, clock=clock, migrate=True) as q:  # and ships a new base
+        depth = q.stats().depth
+        while (found := q.stats().replication) is None or found.lag_bytes:
+            clock.advance(0.5)
+            time.sleep(0.01)
+    strictq.restore(target, place / "restored later", alone=True)
+    for name in ("restored", "restored later"):
+        with strictq.open(place / name, clock=clock, migrate=name == "restored") as q:
+            assert q.check() == []
+            assert q.stats().depth == depth > 0
+            waiting = Waiting(format_2.facts_of("replicated") | {"live": ()}, clock)  # its leases are over
+            waiting.drain(q)
+            waiting.require_over(q)

@@ -29,6 +29,13 @@ def last_time(db: apsw.Connection) -> int:
     return at
 
 
+def issued(db: apsw.Connection) -> tuple[int, int]:
+    """Return the newest arrival number and the newest outbox number."""
+    has_logs = db.execute(MIGRATING.has_logs).get is not None
+    numbers: tuple[int, int] = db.execute(MIGRATING.issued if has_logs else MIGRATING.counted_as_issued).get
+    return numbers
+
+
 def verify(db: apsw.Connection, shard: int) -> None:
     """Verify that strictq could have written all values. Numbers near the limits of what SQLite stores would overflow.
 

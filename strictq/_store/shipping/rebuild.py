@@ -16,10 +16,11 @@ import apsw
 from ... import _files as files
 from ..._errors import StoreCorrupt, StoreFull
 from ..._sql import LOG, REPLICATION, SHARD
-from .. import catalog
+from .. import catalog, migrate
 from ..catalog import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
 from ..disk import checksums, layout, reserve, wal_file
+from ..migrating import counters
 from ..topology import Range
 from . import fork_point
 from .values import CATALOG_FILE, PAGE_BYTES
@@ -123,7 +124,7 @@ class Rebuild(PageFiles):
         self.sync()
         self.close()
         with _typed(-1):
-            known = catalog.read(self._directory)
+            known = catalog.read(self._directory, older=True)
             ends, unresolved = [], {}
             for part in known.topology:
                 end, unresolved[part.shard] = self._verified(known, part)
@@ -161,6 +162,8 @@ class Rebuild(PageFiles):
         try:
             checksums.require(shard, part.shard)
             catalog.verify_shard(shard, known, part)
+            if migrate.version_of(shard, migrate.SHARD_ID) < migrate.ONE_LANE:
+                return counters.issued(shard), None  # it was shipped before an upgrade, and is to be migrated
             return _issued(shard), fork_point.unresolved(shard, part.shard)
         finally:
             shard.close()
