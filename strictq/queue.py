@@ -457,7 +457,7 @@ class Queue:
 
         Args:
             key, seq: the message's key and seq. Or a receipt alone, keyless or not, which takes some look-ups for each of the
-                queue's `keyless_lanes`. The seq of a parked keyless message differs from its receipt's.
+                queue's `keyless_lanes`.
         Raises:
             UnknownMessage: the key never had this seq, or the shard never had this id.
             InvalidArgument: the key, seq or receipt is invalid.
