@@ -200,10 +200,10 @@ class Storage:
 
     @staticmethod
     def facts(path: Path, *, read_only: bool = False, older: bool = False) -> QueueFacts | None:
-        """Return the facts about the queue at a path, without opening it. None: there is no queue.
+        """Return the facts about the queue at a path, without opening it; if `older`, of one that is to be migrated, too.
 
-        Args:
-            older: accept a queue of an older format, too, which must be migrated before it is opened.
+        None: there is no queue.
+
         Raises:
             InvalidArgument, QueueNotFound: the path holds something else, or the directory is world-writable.
             StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.

@@ -24,7 +24,7 @@ import pytest
 
 import strictq
 from strictq import _files as files
-from strictq._store import catalog, outbox, shard
+from strictq._store import catalog, outbox, shard_file
 from strictq._store.commit import connection
 from strictq._store.disk import layout
 from strictq._store.lane.memory import ShardMemory
@@ -116,7 +116,9 @@ def test_a_queue_gets_its_name_when_all_of_it_is_durable(place: Path) -> None:
 
 
 def _weaker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard, "connect", lambda path, *, durability, **rest: connection.connect(path, durability="process", **rest))
+    patch.setattr(
+        shard_file, "connect", lambda path, *, durability, **rest: connection.connect(path, durability="process", **rest)
+    )
 
 
 def _unsynced_checkpoints(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +128,7 @@ def _unsynced_checkpoints(patch: pytest.MonkeyPatch) -> None:
             db.pragma("synchronous", "off")
         return db
 
-    patch.setattr(shard, "connect", connect)
+    patch.setattr(shard_file, "connect", connect)
 
 
 def _unsynced_catalog(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ SIZE = BlockSize(ROWS, BYTES)
 
 def row(seq: int, body: bytes = b"x", headers: str | None = None, attempts: int = 0) -> tuple[Any, ...]:
     """Return a message's row, as a claim returns it."""
-    return (0, 0, b"", 1, seq, None, None, attempts, 100 + seq, 1_000_000 * seq, headers, None, None, None, body)
+    return (100 + seq, b"", seq, 1_000_000 * seq, None, None, headers, body, attempts, 0)
 
 
 def test_blocks_hold_whole_lanes_where_they_fit() -> None:

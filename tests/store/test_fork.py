@@ -57,7 +57,7 @@ def test_a_fork_waits_for_every_late_import() -> None:
     not_by_an_open_queue = {
         "strictq.__init__", "strictq._schedules", "strictq.app", "strictq.opening", "strictq._store.directories",
         "strictq.queue._ship", "strictq._operating.configure_replication", "strictq._operating.detach",
-        "strictq._store.disk.checksums._extension", "strictq._store.shard._migrate",
+        "strictq._store.disk.checksums._extension", "strictq._store.shard_file._migrate",
     }  # fmt: skip
     known = {*fork.LATE, *fork.LATE_WITH_HOOKS, "concurrent.futures"}
     missing = []

@@ -12,6 +12,7 @@ from tests.support.queues import Opener
 HOUR = 3600.0
 
 
+@pytest.mark.one_shard("history() reads one shard")
 @pytest.mark.parametrize("end", ["ack", "reject", "expire"])
 def test_crashes_and_failures_are_shown_as_attempts_everywhere(make: Opener, clock: FakeClock, end: str) -> None:
     q = make(retry_for_seconds=HOUR, max_attempts=5, history="records", on_expire="dead_letter")
