@@ -200,9 +200,7 @@ class Storage:
 
     @staticmethod
     def facts(path: Path, *, read_only: bool = False, older: bool = False) -> QueueFacts | None:
-        """Return the facts about the queue at a path, without opening it; if `older`, of one that is to be migrated, too.
-
-        None: there is no queue.
+        """Return the facts about the queue at a path, unopened. None: there is none. If `older`, also of one to be migrated.
 
         Raises:
             InvalidArgument, QueueNotFound: the path holds something else, or the directory is world-writable.
