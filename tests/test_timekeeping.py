@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_run_that_is_terminated_names_what_ran(project: Path) -> None:
     with started(project, 600, "-n", "1", "-k", "unending") as run:
         while not (project / "hangs").exists():
             assert run.poll() is None
+        time.sleep(1.0)  # the worker's report of the failure is on its way
         run.send_signal(signal.SIGTERM)
         out, _ = run.communicate(timeout=PATIENCE_SECONDS)
     assert run.returncode == -signal.SIGTERM, out
