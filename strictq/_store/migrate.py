@@ -148,10 +148,10 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
     """
     db = apsw.Connection(":memory:")
     try:
-        has_lanes = kind == SHARD_ID and version >= ONE_LANE
-        db.execute(FORMAT_3 if has_lanes else _SCHEMAS[kind]).fetchall()
+        is_one_lane = kind == SHARD_ID and version >= ONE_LANE
+        db.execute(FORMAT_3 if is_one_lane else _SCHEMAS[kind]).fetchall()
         for before, step in steps:
-            if (ONE_LANE if has_lanes else OLDEST) <= before < version:
+            if (ONE_LANE if is_one_lane else OLDEST) <= before < version:
                 step(db)
         if optional:
             db.execute(optional).fetchall()

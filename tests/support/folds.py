@@ -57,7 +57,7 @@ def require_memories(*queues: strictq.Queue) -> None:
             assert found == [], (shard.number, found)
 
 
-def told(lanes: ShardLanes) -> str:
+def lanes_as_text(lanes: ShardLanes) -> str:
     """Return what is known of every lane of a shard, as text."""
     known = {lane.key: checking.brief(lanes, lane) for lane in checking.lanes_of(lanes.db, lanes.loader)}
     return repr(sorted((key, what) for key, what in known.items() if what[0]))

@@ -35,16 +35,16 @@ from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
-from tests.support.folds import Folds, require_memories, told
+from tests.support.folds import Folds, lanes_as_text, require_memories
 from tests.support.internals import connected, store_of
 from tests.support.replicas import segments
 from tests.support.running import ROOT
 from tests.support.shipping import HISTORY, ship_once
 
 
-def told_of(shard: Shard) -> str:
+def shard_as_text(shard: Shard) -> str:
     """Return what this process's memory knows of a shard."""
-    return shard.run(lambda tx: told(tx.lanes))
+    return shard.run(lambda tx: lanes_as_text(tx.lanes))
 
 
 class Witness:
@@ -101,7 +101,7 @@ class Witness:
             ship_once(q, target)
             restored, replica = place / "restored", place / "replica"
             strictq.restore(target, restored, alone=True)
-            self.require_equal(restored, [told_of(shard) for shard in store_of(q).shards], clock)
+            self.require_equal(restored, [shard_as_text(shard) for shard in store_of(q).shards], clock)
             received = ReceivedSegments(replica, clock)
             received.claim(q.queue_id, HISTORY, "")
             received.close()
@@ -155,7 +155,7 @@ def copied(q: Queue, to: Path) -> list[str]:
             file = Path(q.path) / f"{name}{suffix}"
             if file.exists():
                 shutil.copyfile(file, to / file.name)
-        return told(tx.lanes)
+        return lanes_as_text(tx.lanes)
 
     found: list[str] = []
     for shard in store_of(q).shards:
@@ -178,7 +178,7 @@ def rebuilt(path: Path) -> list[str]:
     """Return what a new memory knows of each shard of a closed queue, or of a replica."""
 
     def read(db: Any, number: int) -> str:
-        return told(ShardLanes(number).follow(db))
+        return lanes_as_text(ShardLanes(number).follow(db))
 
     found: list[str] = []
     for number, file in enumerate(sorted(path.rglob("shard-????.db"))):

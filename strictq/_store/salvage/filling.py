@@ -126,8 +126,8 @@ class Filling:
         self._save_outbox()
         journal = self._read_journal(lanes)
         self._decide(journal)
-        self._tell_lost(journal)
-        self._tell_doubtful()
+        self._report_lost(journal)
+        self._report_doubtful()
         self._settle_handouts(journal, hole=hole)
         self._write(journal)
         return Filled(self._epoch, self._last_time)
@@ -379,22 +379,22 @@ class Filling:
 
     # ---- what is lost
 
-    def _tell_lost(self, journal: Journal) -> None:
+    def _report_lost(self, journal: Journal) -> None:
         holes = [(0 if lo is None else lo[0], None if hi is None else hi[0]) for lo, hi in self._pages.holes["message"]]
-        told = 0
+        reported = 0
         for lane in journal.lanes.values():
             for seq, i in lane.listed():
                 if journal.ends.get(i, ("",))[0] != ENDED and not self._is_noted(i):
-                    self._tell(lane.live.key, seq, seq)
-                    told += i > self._mark.mid
+                    self._report(lane.live.key, seq, seq)
+                    reported += i > self._mark.mid
         for key, i, seq in self._run(SALVAGE.dead_without_message).fetchall():
-            self._tell(key, seq, seq)
+            self._report(key, seq, seq)
             self._run(TABLES.unbury, (key, i))
         if holes:
-            told += self._tell_gaps(journal, holes)
+            reported += self._report_gaps(journal, holes)
             missing = sum(self._count_missing(journal, lo, hi) for lo, hi in holes)
             tables = ("lane", "pending", "dead")
-            if missing > told or any(self._pages.holes[table] for table in tables):
+            if missing > reported or any(self._pages.holes[table] for table in tables):
                 self._lost.append(LostRange(self._part.shard, None, 1, None))
                 self._open_ended.update((key, missing) for key in journal.lanes)
                 self._unknown_lanes = True
@@ -402,18 +402,18 @@ class Filling:
             self._top += UNKNOWN_ARRIVALS
         self._open_ended.update((key, math.inf) for key, lane in journal.lanes.items() if self._lacks_row(lane))
 
-    def _tell_gaps(self, journal: Journal, holes: list[tuple[int, int | None]]) -> int:
+    def _report_gaps(self, journal: Journal, holes: list[tuple[int, int | None]]) -> int:
         """Report gaps between the messages of each lane that its row does not include yet. Return how many messages these are."""
-        told = 0
+        reported = 0
         for key, some in groupby(self._run(SALVAGE.by_key), key=lambda row: row[0]):
             lane = journal.lanes.get(key)
             before, seq = 0, lane.tail if lane is not None else 0
             for _, following, i in some:
                 if following > seq + 1 and any((hi is None or before < hi) and lo < i for lo, hi in holes):
-                    self._tell(key, seq + 1, following - 1)
-                    told += following - seq - 1
+                    self._report(key, seq + 1, following - 1)
+                    reported += following - seq - 1
                 before, seq = max(before, i), max(seq, following)
-        return told
+        return reported
 
     def _count_missing(self, journal: Journal, lo: int, hi: int | None) -> float:
         """Return how many messages a hole may have had, after those that the rows of all lanes include."""
@@ -427,10 +427,10 @@ class Filling:
         bits, deleted = self._noted.get(arrival >> gone.BUCKET_BITS, (0, 0))
         return bool((bits | deleted) >> (arrival & gone.BUCKET_MASK) & 1) or journal.ends.get(arrival, ("",))[0] == ENDED
 
-    def _tell(self, key: bytes, first: int, last: int) -> None:
+    def _report(self, key: bytes, first: int, last: int) -> None:
         self._lost.append(self._range(key, first, last))
 
-    def _tell_doubtful(self) -> None:
+    def _report_doubtful(self) -> None:
         for key, seqs in islice(self._doubtful.items(), RANGES_MAX):
             self._unverified.append(self._range(key, min(seqs), max(seqs)))
 
