@@ -1,4 +1,4 @@
-"""strictq's pytest plugin: the fixtures strict_queue, strict_queue_async, strict_clock and strict_machine.
+"""strictq's pytest plugin: the fixtures strict_queue, strict_queue_async, strict_clock, strict_machine and sqs_endpoint.
 
 pytest loads this module in every project that has strictq installed. It is therefore outside the package and imports it only
 in fixtures, so that projects without the fixtures pay nothing, and a measurement of strictq's coverage includes its imports.
@@ -14,9 +14,9 @@ import pytest
 
 if TYPE_CHECKING:
     from strictq import AsyncQueue, Queue
-    from strictq.testing import FakeClock, Machine
+    from strictq.testing import FakeClock, Machine, SqsEndpoint
 
-FIXTURES = ("strict_clock", "strict_machine", "strict_queue", "strict_queue_async")
+FIXTURES = ("sqs_endpoint", "strict_clock", "strict_machine", "strict_queue", "strict_queue_async")
 MARKER = (
     "strictq(disk=..., shards=..., durability=..., config=..., **settings): how the fixture strict_queue is opened; "
     "config is a strictq.QueueConfig, settings are single settings of one"
@@ -151,3 +151,24 @@ def strict_queue_async(strict_queue: Queue) -> AsyncQueue:
     from strictq.testing import awaited
 
     return awaited(strict_queue)
+
+
+@pytest.fixture(scope="session")
+def _strictq_sqs_server() -> Iterator[SqsEndpoint]:
+    from strictq.testing import sqs_endpoint
+
+    with sqs_endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def sqs_endpoint(_strictq_sqs_server: SqsEndpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsEndpoint]:
+    """Provide an SQS endpoint without queues: `.url`, `.client` (boto3), `.clock.advance(seconds)`, `.create_queue()`.
+
+    The environment is set so that clients which the test's program makes use it, too. Its queues are in memory. One server
+    serves all tests of a process, one after the other.
+    """
+    for name, value in _strictq_sqs_server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield _strictq_sqs_server
+    _strictq_sqs_server.reset()

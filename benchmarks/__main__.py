@@ -25,6 +25,11 @@ COMMANDS: Final = {
     "peers": "peers.command",
     "conformance": "conformance.command",
     "outage": "outage",
+    "overload": "overload.command",
+    "ranges": "ranges",
+    "remote": "remote",
+    "sqs": "sqs",
+    "takeover": "takeover",
 }
 """The commands other than the cases: `python -m benchmarks peers`."""
 
@@ -65,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _keep_bytecode(directory: Path) -> None:
     """Make child processes use compiled modules, like those of an installed package, whatever this environment sets."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) is not None:
+        os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
 
 
 def _run(bench: Bench, cases: dict[str, Case]) -> tuple[list[Figure], dict[str, str]]:
@@ -91,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Speed of strictq, as ratios to a floor.",
-        epilog="Further commands, each with --help: patterns, peers, conformance, outage.",
+        epilog=f"Further commands, each with --help: {', '.join(COMMANDS)}.",
     )
     parser.add_argument("suite", nargs="?", choices=list(SUITES), default="queue", help="which cases; default: queue")
     form = parser.add_mutually_exclusive_group()

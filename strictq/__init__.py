@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._clock import Clock, SystemClock
-from ._config import QueueConfig
-from ._effects import PendingReceipt
-from ._errors import (
+from ._client.effects import PendingReceipt
+from ._platform.clock import Clock, SystemClock
+from ._platform.observe import Observation, Observer
+from ._values.config import QueueConfig
+from ._values.errors import (
     ConfigError,
     ConsumerBusy,
     ConsumerLost,
@@ -26,12 +27,13 @@ from ._errors import (
     Fenced,
     ForkedProcess,
     ForwardPending,
-    HandoutGone,
     InvalidArgument,
     InvalidBody,
     LeaseLost,
     MessageTooLarge,
     MissingExtra,
+    MoveBlocked,
+    MoveInProgress,
     NotConfirmed,
     NotElected,
     OutcomeUnknown,
@@ -41,6 +43,7 @@ from ._errors import (
     QueueFull,
     QueueNotFound,
     ReadOnlyQueue,
+    RecordedBatchGone,
     ReplicaGap,
     SchemaMismatch,
     ServerRefused,
@@ -51,11 +54,21 @@ from ._errors import (
     StoreFull,
     StrictqError,
     TargetUnavailable,
+    Throttled,
     UnknownMessage,
 )
-from ._observe import Observation, Observer
-from ._stats import DurationEstimate, OpenBreaker, ReplicaProof, ReplicationStatus, ShardStats, Stats, WorkerLoad
-from ._types import CONTENT_HASH, Event, Message, Receipt
+from ._values.stats import (
+    DurationEstimate,
+    OpenBreaker,
+    ReplicaProof,
+    ReplicationStatus,
+    ShardStats,
+    Stats,
+    TenantDepth,
+    WorkerLoad,
+)
+from ._values.tenants import TenantLimit
+from ._values.types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
 from .handle import DeliveryRef
@@ -65,17 +78,21 @@ from .queue import Queue
 from .transaction import Transaction
 
 if TYPE_CHECKING:
-    from ._findings import (
+    from ._values.findings import (
         Adopted,
+        Advice,
         AppRowsDiffer,
         AttemptError,
+        BackedUp,
         ChainMember,
+        ConsumersNeeded,
         ConsumerStatus,
         DeadLetter,
         Explanation,
         HistoryRecord,
         KeyDepth,
         KeyStateDiffers,
+        LaneLease,
         LostRange,
         Members,
         Merged,
@@ -83,17 +100,29 @@ if TYPE_CHECKING:
         MessageName,
         MessageStatus,
         Migration,
+        Move,
+        Moved,
         PeekedMessage,
         Problem,
+        Progress,
         Promoted,
         QueryReport,
         ReplicaReport,
         Restored,
         Salvaged,
+        ShardRange,
+        TenantStatus,
+        Topology,
         WorkerEvent,
     )
-    from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
+    from .aio import AsyncBatch, AsyncConsumer, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .consumer import Consumer
+    from .forwarding import Forwarder, ForwarderStats
+    from .relaying import relay
+    from .remote.aio import AsyncRemoteQueue, connect_async
+    from .remote.queue import RedrivePolicy, RemoteQueue, RemoteStats, connect
+    from .remote.sending import RemoteReceipt
     from .replication.adopting import adopt
     from .replication.members import members
     from .replication.merging import merge
@@ -106,23 +135,29 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTENT_HASH",
     "Adopted",
+    "Advice",
     "App",
     "AppRowsDiffer",
     "AsyncBatch",
+    "AsyncConsumer",
     "AsyncDelivery",
     "AsyncDeliveryRef",
     "AsyncLease",
     "AsyncQueue",
+    "AsyncRemoteQueue",
     "AsyncTransaction",
     "AttemptError",
+    "BackedUp",
     "Batch",
     "Breaker",
     "ChainMember",
     "Clock",
     "ConfigError",
+    "Consumer",
     "ConsumerBusy",
     "ConsumerLost",
     "ConsumerStatus",
+    "ConsumersNeeded",
     "DeadLetter",
     "Defer",
     "Delivery",
@@ -135,13 +170,15 @@ __all__ = [
     "Fenced",
     "ForkedProcess",
     "ForwardPending",
-    "HandoutGone",
+    "Forwarder",
+    "ForwarderStats",
     "HistoryRecord",
     "InvalidArgument",
     "InvalidBody",
     "Job",
     "KeyDepth",
     "KeyStateDiffers",
+    "LaneLease",
     "Lease",
     "LeaseLost",
     "LostRange",
@@ -154,6 +191,10 @@ __all__ = [
     "MessageTooLarge",
     "Migration",
     "MissingExtra",
+    "Move",
+    "MoveBlocked",
+    "MoveInProgress",
+    "Moved",
     "NotConfirmed",
     "NotElected",
     "Observation",
@@ -165,6 +206,7 @@ __all__ = [
     "PendingReceipt",
     "PrimaryAlive",
     "Problem",
+    "Progress",
     "Promoted",
     "QueryReport",
     "Queue",
@@ -174,7 +216,12 @@ __all__ = [
     "QueueNotFound",
     "ReadOnlyQueue",
     "Receipt",
+    "RecordedBatchGone",
+    "RedrivePolicy",
     "Reject",
+    "RemoteQueue",
+    "RemoteReceipt",
+    "RemoteStats",
     "Replica",
     "ReplicaGap",
     "ReplicaProof",
@@ -186,6 +233,7 @@ __all__ = [
     "SchemaMismatch",
     "ServerRefused",
     "ServerUnreachable",
+    "ShardRange",
     "ShardStats",
     "Stats",
     "StoreBusy",
@@ -195,6 +243,11 @@ __all__ = [
     "StrictqError",
     "SystemClock",
     "TargetUnavailable",
+    "TenantDepth",
+    "TenantLimit",
+    "TenantStatus",
+    "Throttled",
+    "Topology",
     "Transaction",
     "UnknownMessage",
     "Worker",
@@ -203,11 +256,14 @@ __all__ = [
     "WorkerStats",
     "__version__",
     "adopt",
+    "connect",
+    "connect_async",
     "members",
     "merge",
     "migrate",
     "open_async",
     "promote",
+    "relay",
     "restore",
     "salvage",
 ]
@@ -215,14 +271,21 @@ __all__ = [
 
 # Module → names imported on first use: few programs need them, or they take longer to import than the rest together.
 _LATE = {
-    "_findings": (
-        "Adopted", "AppRowsDiffer", "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation",
-        "HistoryRecord", "KeyDepth", "KeyStateDiffers", "LostRange", "Members", "Merged", "MergedSend", "MessageName",
-        "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored",
-        "Salvaged", "WorkerEvent",
+    "_values.findings": (
+        "Adopted", "Advice", "AppRowsDiffer", "AttemptError", "BackedUp", "ChainMember", "ConsumersNeeded", "ConsumerStatus",
+        "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "KeyStateDiffers", "LaneLease", "LostRange", "Members",
+        "Merged", "MergedSend", "MessageName", "MessageStatus", "Migration", "Move", "Moved", "PeekedMessage", "Problem",
+        "Progress", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "ShardRange", "TenantStatus",
+        "Topology", "WorkerEvent",
     ),
-    "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
+    "aio": ("AsyncBatch", "AsyncConsumer", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "consumer": ("Consumer",),
+    "forwarding": ("Forwarder", "ForwarderStats"),
+    "relaying": ("relay",),
+    "remote.aio": ("AsyncRemoteQueue", "connect_async"),
+    "remote.queue": ("RedrivePolicy", "RemoteQueue", "RemoteStats", "connect"),
+    "remote.sending": ("RemoteReceipt",),
     "replication.adopting": ("adopt",),
     "replication.members": ("members",),
     "replication.merging": ("merge",),
@@ -238,6 +301,11 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("strictq")
+    if name == "HandoutGone":  # the old name, which goes with the next version
+        import warnings
+
+        warnings.warn("HandoutGone is now named RecordedBatchGone", DeprecationWarning, stacklevel=2)
+        return RecordedBatchGone
     for module, names in _LATE.items():
         if name in names:
             from importlib import import_module

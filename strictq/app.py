@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 import attrs
 
-from . import _hints as hints
-from . import _validate as validate
-from ._errors import InvalidArgument, InvalidBody
-from ._handlers import is_async, require_ran, require_runs
-from ._keys import Key
-from ._log import Log
-from ._schedules import Schedule, Ticker, Ticks, schedule
-from ._types import Message, Receipt, SendOptions
+from ._client import validate
+from ._platform.clock import MICROSECONDS
+from ._platform.log import Log
+from ._values import hints
+from ._values.errors import InvalidArgument, InvalidBody
+from ._values.handlers import TYPE_HEADER, is_async, paused, require_ran, require_runs
+from ._values.keys import Key
+from ._values.types import Message, Receipt, SendOptions
 from .delivery import describe
 from .queue import Queue
 from .worker import AsyncJob, Defer, Job, Reject, Retry, Worker
+from .worker.schedules import Schedule, Ticker, Ticks, schedule
 
 if TYPE_CHECKING:
-    from ._effects import PendingReceipt
+    from ._client.effects import PendingReceipt
     from .aio import AsyncQueue
+    from .remote.aio import AsyncRemoteQueue
+    from .remote.queue import RemoteQueue
 
-TYPE_HEADER: Final = "strictq-type"
-"""The header with a message's type."""
 UNKNOWN_SECONDS: Final = 1.0
 UNKNOWN_SECONDS_MAX: Final = 30.0
 """The first and the longest delay of a message whose type has no handler."""
+PAUSED_SECONDS_MAX: Final = 10.0
+"""The longest delay of a message whose type is paused: so long a resumed type waits at most."""
 UNKNOWN_TYPES_MAX: Final = 1000
 log: Final = Log("strictq.worker")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +54,7 @@ class Registered:
     timeout_seconds: float | None
     attempts_max: int | None
     retry_delay_seconds: float | None
+    max_running: int | None
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the function's arguments.
@@ -89,31 +94,39 @@ class Registered:
         raise error
 
 
-class Unknown:
-    """The delays of messages whose type has no handler here: those of a type double together."""
+class Postponed:
+    """The delays of messages whose type has no handler here, or is paused: those of a type double together.
 
-    def __init__(self, queue: Queue) -> None:
-        self._now = queue._client.storage.now
+    Args:
+        now: returns seconds of the queue's clock.
+        most: the longest delay, seconds.
+        until: what the messages wait for, for the log.
+    """
+
+    def __init__(self, now: Callable[[], float], most: float, until: str) -> None:
+        self._most = most
+        self._until = until
+        self._now = now
         self._lock = threading.Lock()
         self._delays: dict[str, tuple[float, float]] = {}
-        """By type, the least recently used first: the delay, and the queue time in seconds until which it is not doubled."""
+        """By type, the least recently used first: the delay, and the time `now()` until which it is not doubled."""
 
     def defer(self, type: str, reason: str) -> Defer:
         """Return the exception that postpones a message of this type. Log a warning whenever the delay is set anew."""
-        now = self._now() / 1e6
+        now = self._now()
         with self._lock:
             delay, until = self._delays.pop(type, (0.0, now))
             doubles = now >= until
             if doubles:
                 # A type that was not seen for long begins anew: it belongs to another deploy.
-                before = delay if now - until < 2 * UNKNOWN_SECONDS_MAX else 0.0
-                delay = min(max(2 * before, UNKNOWN_SECONDS), UNKNOWN_SECONDS_MAX)
+                before = delay if now - until < 2 * self._most else 0.0
+                delay = min(max(2 * before, UNKNOWN_SECONDS), self._most)
                 until = now + delay
             self._delays[type] = (delay, until)
             if len(self._delays) > UNKNOWN_TYPES_MAX:
                 del self._delays[next(iter(self._delays))]
         if doubles:
-            log.warning("%s; its messages wait for a worker that has one, and are tried again after %g s", reason, delay)
+            log.warning("%s; its messages wait %s, and are tried again after %g s", reason, self._until, delay)
         return Defer(delay, reason)
 
 
@@ -145,7 +158,7 @@ class App:
 
     def __init__(
         self,
-        queue: Queue | AsyncQueue,
+        queue: Queue | AsyncQueue | RemoteQueue | AsyncRemoteQueue,
         *,
         propagate: Iterable[str] = (),
         unknown: Literal["wait", "reject"] = "wait",
@@ -153,7 +166,7 @@ class App:
         """Create an app without handlers.
 
         Args:
-            queue: the queue to send to and to process.
+            queue: the queue to send to and to process. One that `connect` returned has no schedules.
             propagate: names of headers that `job.send` copies from the handler's message; see Worker.
             unknown: what happens to a message whose type has no handler. "wait": it is deferred, with no attempt charged, so
                 that a worker with a newer version of the program can take it: by 1 second, doubled per type up to 30. Later
@@ -161,17 +174,22 @@ class App:
         Raises:
             InvalidArgument: an argument is invalid.
         """
-        inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
-        if not isinstance(inner, Queue):
+        inner: Any = queue if isinstance(queue, Queue) else getattr(queue, "sync", queue)
+        self._is_local = isinstance(inner, Queue)
+        if not self._is_local and not callable(getattr(inner, "_source", None)):
             raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
         if unknown not in ("wait", "reject"):
             raise InvalidArgument(f"unknown must be 'wait' or 'reject', not {unknown!r}")
-        self.queue = inner
-        self._unknown = Unknown(inner) if unknown == "wait" else None
+        self.queue: Queue = inner
+        self._unknown = Postponed(self._now, UNKNOWN_SECONDS_MAX, "for a worker that has one") if unknown == "wait" else None
+        self._paused = Postponed(self._now, PAUSED_SECONDS_MAX, "until it is resumed")
         self._propagate = validate.header_names(propagate)
         self._handlers: dict[str, Registered] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._ticks = Ticks(inner, self._scheduled)
+        self._ticks = Ticks(self.queue, self._scheduled)
+
+    def _now(self) -> float:
+        return self.queue._client.storage.now() / MICROSECONDS if self._is_local else time.monotonic()
 
     @property
     def handlers(self) -> Mapping[str, Registered]:
@@ -185,6 +203,7 @@ class App:
         timeout_seconds: float | None = None,
         attempts_max: int | None = None,
         retry_delay_seconds: float | None = None,
+        max_running: int | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as the handler of a type. It is called with the arguments of `send`.
 
@@ -196,6 +215,9 @@ class App:
             attempts_max: dead-letter the message after this many failed attempts. None: the queue's max_attempts decides, which
                 applies in any case.
             retry_delay_seconds: seconds to wait before each retry. None: the queue's retry delay and backoff.
+            max_running: how many calls may run at once in a worker, such as those that need a licence or much memory. The worker
+                passes over keys whose next message is of this type while as many run, and goes on with other types. With a
+                prepare handler, as many messages of the type are prepared or run. None: the worker's `concurrency`.
         Raises:
             InvalidArgument: the type already has a handler, or the function cannot be one; nothing was changed.
         """
@@ -206,6 +228,8 @@ class App:
             validate.whole("attempts_max", attempts_max, 1, 1_000_000)
         if retry_delay_seconds is not None:
             validate.microseconds("retry_delay_seconds", retry_delay_seconds)
+        if max_running is not None:
+            validate.whole("max_running", max_running, 1, 10_000)
 
         def register(function: F) -> F:
             if name in self._handlers:
@@ -218,7 +242,7 @@ class App:
                 raise InvalidArgument(f"a handler can't have a parameter {min(taken)!r}: send has one of that name")
             takes_job = "job" in signature.parameters
             self._handlers[name] = Registered(
-                name, function, signature, takes_job, timeout_seconds, attempts_max, retry_delay_seconds
+                name, function, signature, takes_job, timeout_seconds, attempts_max, retry_delay_seconds, max_running
             )
             return function
 
@@ -255,8 +279,11 @@ class App:
             options: further options of `q.send`, such as {"ttl": 3600.0}.
         Raises:
             MissingExtra: cronsim is not installed.
-            InvalidArgument: the expression, time zone or arguments are invalid, or the name is taken; nothing was changed.
+            InvalidArgument: the expression, time zone or arguments are invalid, the name is taken, or the queue is behind an
+                endpoint; nothing was changed.
         """
+        if not self._is_local:
+            raise InvalidArgument("a schedule needs a local queue, which stores its last tick", hint=hints.LOCAL_BEFORE_REMOTE)
 
         def register(function: F) -> F:
             of_type = next((n for n, handler in self._handlers.items() if handler.function is function), None)
@@ -294,7 +321,7 @@ class App:
         Raises:
             StrictqError: as `q.transaction`.
         """
-        return self._ticks.send_due(list(self._schedules.values()))
+        return self._ticks.send_due(list(self._schedules.values())) if self._schedules else []
 
     def _scheduled(self, of: Schedule, options: SendOptions) -> Message:
         return self.message(of.type, of.key, options, **of.arguments)
@@ -352,6 +379,8 @@ class App:
             process = Handlers(self.handlers)
         worker = Worker(self.queue, process, timeout_seconds=lambda job: self._timeout(job, default), **options)
         worker._check = self._of
+        if any(handler.max_running is not None for handler in self._handlers.values()):
+            worker._board.limit = self._limit
         if self._schedules:
             worker._beside = Ticker(self._ticks, list(self._schedules.values()), worker.stop)
         return worker
@@ -364,13 +393,20 @@ class App:
         if type is None:
             raise Reject(f"the message has no type: the header {TYPE_HEADER} is missing")
         handler = self._handlers.get(type)
+        if type in self.queue.config.paused_types:
+            raise self._paused.defer(type, paused(type))
         if handler is None:
             reason = f"no handler of {type!r} is registered; the types are {self._types()}"[: validate.TEXT_CHARS_MAX]
             raise Reject(reason) if self._unknown is None else self._unknown.defer(type, reason)
         return handler
 
+    def _limit(self, job: Job) -> tuple[str, int] | None:
+        """Return a job's type and its `max_running`; None: it has none."""
+        handler = self._handlers.get(_type_of(job))
+        return None if handler is None or handler.max_running is None else (handler.type, handler.max_running)
+
     def _timeout(self, job: Job, default: float | None) -> float | None:
-        handler = self._handlers.get(job.headers.get(TYPE_HEADER, ""))
+        handler = self._handlers.get(_type_of(job))
         return default if handler is None or handler.timeout_seconds is None else handler.timeout_seconds
 
     def _process(self, job: Job) -> None:
@@ -388,3 +424,11 @@ class App:
                 require_ran("the handler", await run_sync(lambda: handler.function(**arguments), abandon_on_cancel=True))
         except Exception as e:
             handler.fail(job, e)
+
+
+def _type_of(job: Job) -> str:
+    """Return the type of a job's message; "": it has none, or cannot be decoded, which its handler will report."""
+    try:
+        return job.headers.get(TYPE_HEADER, "")
+    except Reject:
+        return ""

@@ -7,9 +7,9 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Any, Final
 
-from ._client import Client
-from ._lazy import LazyList
-from ._leased import ACKED, Origin
+from ._client.client import Client
+from ._client.leased import ACKED, Origin
+from ._platform.lazy import LazyList
 from ._store.api import Claimed, Request
 from .delivery import Delivery, Lease, describe
 
@@ -67,7 +67,10 @@ class Batch(LazyList[Delivery]):
         made: list[Delivery] = []
         leases: list[Lease] = []
         for claimed in self._leased:
-            origin = Origin(client.storage, claimed.shard, request.consumer, ack_first=request.ack_first, charge=request.charge)
+            origin = Origin(
+                client.storage, claimed.shard, request.consumer, ack_first=request.ack_first, charge=request.charge,
+                charge_all=request.charge_all,
+            )  # fmt: skip
             for held in claimed.leases:
                 lease = Lease(client, origin, held, claimed.lease)
                 leases.append(lease)

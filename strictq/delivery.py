@@ -6,17 +6,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from . import _hints as hints
-from ._client import Client
-from ._errors import InvalidArgument, LeaseLost
-from ._keys import Key
-from ._leased import OPEN, LeaseState, MessageState, Origin
+from ._client.client import Client
+from ._client.leased import OPEN, LeaseState, MessageState, Origin
 from ._store.api import Fields, Held, Row, decode_headers
-from ._types import body_as_json
+from ._values import hints
+from ._values.errors import InvalidArgument, LeaseLost
+from ._values.keys import Key
+from ._values.types import body_as_json
 from .handle import Handle
 
 if TYPE_CHECKING:
-    from ._findings import AttemptError
+    from ._values.findings import AttemptError
 
 TRACEBACK_CHARS_MAX: Final = 8000
 
@@ -36,21 +36,23 @@ class Lease(LeaseState):
         self._lo = Fields.seq(rows[0])
         self._hi = Fields.seq(rows[-1])
         self._open = len(rows)
-        self._started = self._hi if self._open == 1 and origin.charge else self._lo - 1
+        self._started = self._hi if origin.charge_all or (self._open == 1 and origin.charge) else self._lo - 1
 
     @property
     def expires_in(self) -> float:
         """Seconds until the deadline, as far as this process knows; negative after it."""
         return (self._deadline - self._client.settling.now()) / 1_000_000
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: float, *, late: bool = True) -> None:
         """Set the deadline to `seconds` from now, for every message of the lease.
 
+        Args:
+            late: also if the deadline has passed, and no other consumer has taken the lane since. False: raise LeaseLost then.
         Raises:
             LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         Source: docs/explanation/leases.md
         """
-        self._client.settling.extend([self], seconds)
+        self._client.settling.extend([self], seconds, late=late)
 
     def more(self, n: int = 10) -> list[Delivery]:
         """Grow the lease over up to `n` later messages of the lane, under the same token and deadline.
@@ -126,9 +128,27 @@ class Delivery(MessageState):
         return decode_headers(text, self.lease.shard) if text else {}
 
     @property
+    def dedup_id(self) -> str | None:
+        """The dedup id, as sent; of `strictq.CONTENT_HASH`, the hash. Kept as long as the message. None: it has none.
+
+        Messages that an older version stored have none, nor do messages that a merge sent again after their windows had ended.
+        """
+        return Fields.dedup_id(self._row)
+
+    @property
     def attempt(self) -> int:
         """The number of this start of a handler, from 1."""
         return Fields.starts(self._row) + 1
+
+    @property
+    def _sent_at(self) -> int:
+        """The stored time of its send, microseconds of the queue's time. It never changes."""
+        return Fields.sent_at(self._row)
+
+    @property
+    def _expires_at(self) -> int | None:
+        """When its TTL ends, microseconds of the queue's time; None: it has none."""
+        return Fields.expires_at(self._row)
 
     @property
     def _is_suspect(self) -> bool:
@@ -205,14 +225,20 @@ class Delivery(MessageState):
         """
         self.lease._client.settling.start(self)
 
-    def ack(self) -> None:
+    def ack(self, *, output: str | None = None) -> None:
         """Resolve the message. After this returns, it is never delivered again.
 
+        Args:
+            output: kept for `q.output` for the queue's output_seconds, and stored with the record if the queue keeps history.
         Raises:
+            InvalidArgument: output is not a str; nothing was changed.
             LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
             OutcomeUnknown: the ack may have been committed; ack again.
         """
-        self.lease._client.settling.ack_and_start_next(self)
+        if output is None:
+            self.lease._client.settling.ack_and_start_next(self)
+        else:
+            self.lease._client.settling.ack_with_output(self, output)
 
     def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """Return the message, and every later message of its lease. It is retried before any later message of its key.
@@ -252,13 +278,13 @@ class Delivery(MessageState):
         """
         self.lease._client.settling.reject(self, reason, output)
 
-    def extend(self, seconds: float) -> None:
-        """Set the deadline of its lane's lease to `seconds` from now.
+    def extend(self, seconds: float, *, late: bool = True) -> None:
+        """Set the deadline of its lane's lease to `seconds` from now. See Lease.extend.
 
         Raises:
             LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
-        self.lease._client.settling.extend([self.lease], seconds)
+        self.lease._client.settling.extend([self.lease], seconds, late=late)
 
     def done(self) -> None:
         """With ack_first: report that this message's handler has finished. After the last one of the lease, the lane is free.
@@ -329,6 +355,11 @@ class MessageView:
     def headers(self) -> dict[str, str]:
         """The headers, as sent."""
         return self._delivery.headers
+
+    @property
+    def dedup_id(self) -> str | None:
+        """The dedup id, as sent; None: it has none. See Delivery.dedup_id."""
+        return self._delivery.dedup_id
 
     @property
     def attempt(self) -> int:

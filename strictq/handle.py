@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from . import _hints as hints
-from ._errors import InvalidArgument, StrictqError
-from ._keys import KEY_BYTES_MAX, Key, decode_key
-from ._leased import MessageState
-from ._settling import Settling
+from ._client.leased import LeaseState, MessageState, NamedLease
+from ._client.settling import Settling, listed, not_ours
+from ._values import hints
+from ._values.errors import InvalidArgument, StrictqError
+from ._values.keys import KEY_BYTES_MAX, Key, decode_key
 
 _HANDLE: Final = re.compile(r"sq1\.([0-9a-f]{16})\.([0-9]{1,19})\.([0-9]{1,19})\.([A-Za-z0-9_-]+={0,2})")
 """Format 1: the first 16 digits of the queue's id, token, seq, and the stored key."""
@@ -81,14 +82,19 @@ class DeliveryRef:
         self.seq = parts.seq
         self.token = parts.token
 
-    def ack(self) -> None:
+    def ack(self, *, output: str | None = None) -> None:
         """Resolve the message. After this returns, it is never delivered again.
 
+        Args:
+            output: see Delivery.ack.
         Raises:
             LeaseLost: the lane was released or taken by another consumer, or the message is resolved; nothing was changed.
             OutcomeUnknown: the ack may have been committed; ack again.
         """
-        self._settling.ack([self._message()])
+        if output is None:
+            self._settling.ack([self._message()])
+        else:
+            self._settling.ack_with_output(self._message(), output)
 
     def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """Return the message, and every later message of its lease. See Delivery.nack."""
@@ -102,13 +108,47 @@ class DeliveryRef:
         """Postpone the message, and every later message of its lease, without charging an attempt. See Delivery.defer."""
         self._settling.defer([self._message()], delay_seconds, reason)
 
-    def extend(self, seconds: float) -> None:
+    def release(self) -> None:
+        """Return the message, and every later message of its lease. No attempt is charged, and no delay begins.
+
+        Raises:
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
+        """
+        self._settling.release(self._message().lease, self.seq)
+
+    def extend(self, seconds: float, *, late: bool = True) -> None:
         """Set the deadline of its lane's lease to `seconds` from now. See Delivery.extend."""
-        self._settling.extend([self._message().lease], seconds)
+        self._settling.extend([self._message().lease], seconds, late=late)
 
     def _message(self) -> MessageState:
         """Return a new state for each call. The storage knows the message's actual state."""
         return self._settling.named(self._parts.key, self._parts.token, self.seq)
 
+    def _message_in(self, leases: dict[tuple[bytes, int], LeaseState]) -> MessageState:
+        """Return a new state for a call that settles several messages. What is of one lease shares the state of the lease."""
+        message = self._message()
+        lease = leases.setdefault((self._parts.key, self.token), message.lease)
+        if isinstance(lease, NamedLease):
+            lease._lo, lease._hi = min(lease._lo, self.seq), max(lease._hi, self.seq)
+        elif not lease.ack_first:
+            lease._open = -1  # a Delivery of this message, if there is one, does not learn that it is settled
+        message.lease = lease
+        return message
+
     def __repr__(self) -> str:
         return f"DeliveryRef(key={self.key!r}, seq={self.seq}, token={self.token})"
+
+
+def states(settling: Settling, given: Iterable[MessageState | DeliveryRef]) -> list[MessageState]:
+    """Return the states of deliveries, some of which may be identified by their handles, in order.
+
+    Raises:
+        InvalidArgument: the argument is not iterable, or a handle was given to another queue object.
+    """
+    found = listed(given)
+    if DeliveryRef not in set(map(type, found)):
+        return found  # type: ignore[return-value]
+    if any(isinstance(d, DeliveryRef) and d._settling is not settling for d in found):
+        raise not_ours()  # tokens of different queues may be equal
+    leases = {(d.lease._held.key, d.token): d.lease for d in found if isinstance(d, MessageState)}
+    return [d._message_in(leases) if isinstance(d, DeliveryRef) else d for d in found]

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from . import _files as files
-from . import _hints as hints
-from . import _validate as validate
-from ._clock import Clock, SystemClock
-from ._config import QueueConfig
-from ._errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
-from ._files import real_path
+from ._client import validate
+from ._platform import files
+from ._platform.clock import Clock, SystemClock
 from ._store import api
 from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
-from ._types import Event
+from ._values import hints
+from ._values.config import QueueConfig
+from ._values.errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
+from ._values.types import Event
 from .queue import Queue
 
 if TYPE_CHECKING:
-    from ._findings import Migration, Salvaged
+    from ._values.findings import Migration, Salvaged
     from .aio import AsyncQueue
-
-
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def open(
@@ -126,7 +121,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock:
         SchemaMismatch: another version of strictq wrote it; nothing was created.
     Source: docs/howto/damage.md
     """
-    return api.salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
+    return api.salvage(Path(validate.path_text(path)), Path(validate.path_text(out)), clock or SystemClock())
 
 
 def migrate(
@@ -153,7 +148,7 @@ def migrate(
     Source: docs/howto/upgrade.md
     """
     return api.migrate(
-        Path(_text(path)), clock or SystemClock(), dry_run=dry_run, on_progress=on_progress, on_messages=on_messages
+        Path(validate.path_text(path)), clock or SystemClock(), dry_run=dry_run, on_progress=on_progress, on_messages=on_messages
     )
 
 
@@ -161,39 +156,10 @@ def _migrate(path: str | os.PathLike[str], clock: Clock | None, *, read_only: bo
     """Migrate a queue that is opened with migrate=True. Do nothing if it does not exist or is open elsewhere."""
     if read_only:
         raise InvalidArgument("migrate=True can't change a queue that is opened with read_only=True")
-    if _text(path) != MEMORY:
+    if validate.path_text(path) != MEMORY:
         with suppress(QueueNotFound, StoreBusy):
             # The queue may not exist yet. A queue that is open elsewhere has this format, or opening it raises SchemaMismatch.
             migrate(path, clock=clock)
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise InvalidArgument(f"path must be a str or a path, not {type(path).__name__}")
-    text = os.fspath(path)
-    if not text or "\0" in text:
-        raise InvalidArgument("path must not be empty or contain NUL characters")
-    if url := _URL.match(text):
-        raise InvalidArgument(
-            f"path must be the path of a directory, not a URL: {text!r}",
-            hint=hints.NOT_A_URL.of(path=text[url.end() :].lstrip("/") or "orders.strictq"),
-        )
-    if text.startswith("~"):
-        text = os.path.expanduser(text)
-        if text.startswith("~"):
-            raise InvalidArgument(f"the home directory of {text!r} is unknown", hint=hints.NO_HOME)
-    try:
-        resolved = text if text == MEMORY else real_path(text)
-    except UnicodeEncodeError:
-        raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
-    try:
-        resolved.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"path must be valid UTF-8, because SQLite requires it; {resolved!r} is not",
-            hint=hints.NAMES_IN_UTF8,
-        ) from None
-    return text
 
 
 def _storage(
@@ -207,7 +173,7 @@ def _storage(
     clock: Clock | None,
     on_event: Callable[[Event], None] | None,
 ) -> Storage:
-    text = _text(path)
+    text = validate.path_text(path)
     if shards is not None:
         validate.whole("shards", shards, 1, SHARDS_MAX)
     if durability not in (None, "full", "process"):

@@ -7,14 +7,15 @@ from operator import attrgetter
 from types import TracebackType
 from typing import TypeVar
 
-from . import _hints as hints
-from ._client import Client
-from ._effects import Effects, Recording
-from ._errors import InvalidArgument, LeaseLost
-from ._handlers import require_ran
-from ._leaving import Exit, exit_of
-from ._store.api import Acks, AppDatabase, OpenTransaction, WriteTransaction
-from ._types import UNSET
+from ._client import validate
+from ._client.client import Client
+from ._client.effects import Effects, Recording
+from ._platform.leaving import Exit, exit_of
+from ._store.api import Acks, AppDatabase, OpenTransaction, Took, WriteTransaction
+from ._values import hints
+from ._values.errors import InvalidArgument, LeaseLost
+from ._values.handlers import require_ran
+from ._values.types import UNSET
 from .delivery import Delivery
 
 T = TypeVar("T")
@@ -71,6 +72,17 @@ class Transaction(Recording):
     def key_state(self, value: bytes | None) -> None:
         self._effects_for("key_state").set_key_state(value)
 
+    def output(self, text: str) -> None:
+        """Record output of the handler, which is kept with the ack for `q.output`. Repeated calls append lines. See Job.output.
+
+        Raises:
+            InvalidArgument: the value is not a str, or the transaction has no delivery; nothing was recorded.
+        """
+        effects = self._effects_for("output")
+        if not self._deliveries:
+            raise InvalidArgument("only a transaction that acks a delivery can keep an output")
+        effects.say(text)
+
     def run(self, work: Callable[[AppDatabase], T]) -> T:
         """Call `work(db)` inside the write transaction; `db.execute(sql, params)` reads and writes app_* tables.
 
@@ -90,7 +102,7 @@ class Transaction(Recording):
 
     def _begin(self) -> WriteTransaction:
         if self._open is None:
-            opened = self._storage.begin(self._key, self._acks)
+            opened = self._storage.transactions.begin(self._key, self._acks)
             try:
                 opened.begin()
             except LeaseLost as e:
@@ -108,7 +120,7 @@ class Transaction(Recording):
         for d in self._deliveries:
             self._client.settling.require_unsettled(d)
             d._begun = True
-        self._block = block = self._storage.enter_transaction()
+        self._block = block = self._storage.transactions.enter()
         block.is_open = True
         return self
 
@@ -130,10 +142,10 @@ class Transaction(Recording):
                 # Acked inside the block. The store would take the commit for a repeated one and skip its effects.
                 self._abandon(e)
                 raise
-        changes = self._effects.changes(getattr(self._deliveries[0], "_took", None) if self._deliveries else None)
+        changes = self._effects.changes(self._took() if self._deliveries else None)
         opened = self._open
         try:
-            done = self._storage.transact(self._key, self._acks, changes) if opened is None else opened.commit(changes)
+            done = self._storage.transactions.commit(self._key, self._acks, changes) if opened is None else opened.commit(changes)
         except BaseException as e:
             self._effects.failed(e)
             self._explain(e)
@@ -142,7 +154,14 @@ class Transaction(Recording):
             self._client.settling.settled(d)
         self._effects.committed(done)
         if done.reaches_out:
-            self._storage.forward(done.shard)
+            self._storage.transactions.forward(done.shard)
+
+    def _took(self) -> Took | None:
+        """Return what a worker measured, or the output that was recorded here."""
+        took: Took | None = getattr(self._deliveries[0], "_took", None)
+        if took is None and self._effects.said is not None:
+            took = (None, None, validate.text("output", self._effects.said, self._storage.config.max_body_bytes))
+        return took
 
     def _end(self) -> None:
         """End what `_leave` did not end, because it was interrupted."""

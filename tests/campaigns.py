@@ -11,6 +11,10 @@ the exit code is 1. To repeat a round:
     python -m tests.campaigns powercut --seed 17 --rounds 1
 
 `replicas` ships one program a round, and cuts the power of its replica, of its target, and of a queue that is restored.
+`sqskills` kills the server of the SQS endpoint every three seconds, `sqsfuzz` sends it 1,000 requests a round.
+`remote` kills two workers on an endpoint, and the endpoint; answers are delayed by 0, 15 or 50 ms, and 5 % are cut off.
+`poison` has a message there that always fails, or kills its process.
+`forward` kills two forwarders to an endpoint, and the endpoint; 5 % of the answers are cut off.
 `enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
@@ -35,14 +39,21 @@ from typing import Final
 
 import attrs
 
-from tests.support import campaign, failover, flips, replica_cuts, target_cuts
+from strictq.testing import sqs_endpoint
+from tests.server.sqs.playing import JSON, Endpoint
+from tests.support import failover, flips, lane_walk, replica_cuts, running, target_cuts
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
-from tests.support.powercut_campaign import Tally, cut_again, fast_directory
+from tests.support.forward_chaos import ForwardChaos
+from tests.support.powercut_campaign import Tally, cut_again
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
+from tests.support.remote_chaos import RemoteChaos
+from tests.support.running import fast_directory
 from tests.support.shipped_runs import ship
 from tests.support.small_scope import Enumeration
+from tests.support.sqs_chaos import Chaos
+from tests.support.sqs_fuzz import fuzz
 from tests.support.witness import Witness
 
 TELL_SECONDS: Final = 30.0
@@ -51,8 +62,11 @@ ROUND_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 600.0
 CALLS: Final = 6
 FLIPS: Final = 40
+FUZZED: Final = 1000
 FAILOVERS: Final = 4
 STEPS: Final = 5
+ROUND_TRIPS: Final = 0.0, 0.015, 0.05
+POISONS: Final = [(limit, workers, dies) for limit in (3, 5, 10) for workers in (1, 3) for dies in (False, True)]
 BEGINNINGS: Final = 24
 """So many sequences of two steps are not the same but for names."""
 Numbers = Counter[str]
@@ -100,12 +114,25 @@ def stress(seed: int, place: Path) -> Numbers:
     return _processes(seed, place, work)
 
 
-def _processes(seed: int, place: Path, work: Callable[[Campaign], None]) -> Numbers:
+def sharing(seed: int, place: Path) -> Numbers:
+    """Consumers that divide four shards, hang and die, while limits change, and lanes are sidelined and return."""
+    seen: Numbers = Counter()
+
+    def work(it: Campaign) -> None:
+        it.shards, it.affinities, it.witnessed = 4, ("prefer", "own"), False
+        it.create()
+        seen.update(it.disturb_sharing(processes=3, seconds=ROUND_SECONDS))
+
+    return _processes(seed, place, work, create=False) + Counter({"changes": seen["changes"]})
+
+
+def _processes(seed: int, place: Path, work: Callable[[Campaign], None], *, create: bool = True) -> Numbers:
     level, shards = KINDS[seed % len(KINDS)]
     directory = fresh(place)
     it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed, witnessed=True)
     try:
-        it.create()
+        if create:
+            it.create()
         work(it)
         it.stop()
     finally:
@@ -154,6 +181,59 @@ def flip_bits(seed: int, place: Path) -> Numbers:
     return Counter({"flips": FLIPS, "told": told})
 
 
+def sqs_kills(seed: int, place: Path) -> Numbers:
+    """Consume through the SQS endpoint while its server is killed; in every second round consumers open the queue, too."""
+    chaos = Chaos(place / "queues", seed, consumers=8, groups=20 + seed % 80, natives=2 * (seed % 2))
+    problems = chaos.run(ROUND_SECONDS, 3.0)
+    assert not problems, problems
+    return Counter({"kills": chaos.kills, "messages": len(chaos.history.sent), "receives": len(chaos.history.receives)})
+
+
+def sqs_requests(seed: int, place: Path) -> Numbers:
+    """Send random requests of both protocols to the SQS endpoint, in memory or on disk."""
+    with sqs_endpoint(place if seed % 2 else None) as server, Endpoint(server.url, JSON, server.clock.advance) as endpoint:
+        found = fuzz(endpoint, FUZZED, seed)
+    assert not found.failures, found.failures
+    return Counter({"requests": sum(found.statuses.values()), "refused": sum(found.statuses.values()) - found.statuses[200]})
+
+
+def remote(seed: int, place: Path) -> Numbers:
+    """Two workers on an SQS endpoint, killed 12 times and stopped once past their leases, and the endpoint, killed 8 times.
+
+    It is down once for longer than a lease. One handler in a hundred takes longer than a lease.
+    """
+    chaos = RemoteChaos(fresh(place), seed, round_trip=ROUND_TRIPS[seed % len(ROUND_TRIPS)], long=0.01)
+    problems = chaos.run(kills=7, stops=1, outages=1)
+    assert not problems, problems
+    return Counter({
+        "kills": chaos.worker_kills + chaos.kills, "of the endpoint": chaos.kills, "stops": len(chaos.stops),
+        "messages": len(chaos.sent), "answers cut off": chaos.cuts,
+    })  # fmt: skip
+
+
+def forward(seed: int, place: Path) -> Numbers:
+    """Two forwarders, killed 12 times, and their endpoint, killed 5 times. A request has one message of a key, or ten."""
+    chaos = ForwardChaos(fresh(place), seed, per_key=1 if seed % 2 else None)
+    problems = chaos.run()
+    assert not problems, problems
+    return Counter({
+        "kills": chaos.forwarder_kills + chaos.kills, "of the endpoint": chaos.kills, "messages": chaos.groups * chaos.messages,
+        "answers cut off": chaos.cuts,
+    })  # fmt: skip
+
+
+def poison(seed: int, place: Path) -> Numbers:
+    """A message that always fails, or kills its process, on an SQS queue with a redrive policy."""
+    limit, workers, dies = POISONS[seed % len(POISONS)]
+    chaos = RemoteChaos(fresh(place), seed, workers=workers, groups=3, messages=20, cut=0.0, failures=0.0, lease_seconds=2)
+    problems = chaos.poison(limit, dies=dies)
+    assert not problems, (limit, workers, dies, problems)
+    return Counter({
+        "queues": 1, "messages": len(chaos.sent), "kills": chaos.worker_kills,
+        "innocent dead letters below the promised limit": chaos.innocent,
+    })  # fmt: skip
+
+
 def enumerate_steps(seed: int, place: Path) -> Numbers:
     """All sequences of STEPS steps, and of fewer, that begin with the same two."""
     enumeration = Enumeration(fresh(place))
@@ -167,6 +247,12 @@ def enumerate_steps(seed: int, place: Path) -> Numbers:
     finally:
         enumeration.close()
     return enumeration.done
+
+
+def walks(seed: int, place: Path) -> Numbers:
+    """Two openers of one shard, interrupted and restarted, against a naive model of its journal."""
+    done = lane_walk.walk(seed, place)
+    return Counter({"steps": done.total(), "interrupted": done["interrupted"]})
 
 
 @attrs.frozen
@@ -186,17 +272,24 @@ ATTACKS: Final = {
     "powercut": Attack(powercut, "images"),
     "faults": Attack(faults, "points"),
     "kills": Attack(kills, "kills"),
+    "sharing": Attack(sharing, "kills"),
     "failovers": Attack(failovers, "fail-overs"),
     "replicas": Attack(replicas, "images"),
     "flips": Attack(flip_bits, "flips"),
     "stress": Attack(stress, "checked events"),
+    "walks": Attack(walks, "steps"),
+    "sqskills": Attack(sqs_kills, "kills"),
+    "sqsfuzz": Attack(sqs_requests, "requests"),
+    "remote": Attack(remote, "kills"),
+    "poison": Attack(poison, "queues"),
+    "forward": Attack(forward, "kills"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),
 }
 
 
 def one_round(name: str, seed: int, keep: Path | None) -> Numbers:
     """A round, in a directory of its own. If it fails, its files are copied to `keep`."""
-    campaign.PATIENCE_SECONDS = PATIENCE_SECONDS
+    running.PATIENCE_SECONDS = PATIENCE_SECONDS
     with tempfile.TemporaryDirectory(prefix="strictq-campaign-") as fallback, fast_directory(Path(fallback)) as place:
         try:
             return ATTACKS[name].run(seed, place)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import attrs
 import pytest
@@ -17,7 +19,8 @@ from strictq import Queue
 from strictq.testing import FakeClock
 from tests.support import timekeeping
 from tests.support.injection import receive_waits_for_busy_shards
-from tests.support.queues import KINDS, Kind, Opener, fast_disk
+from tests.support.queues import KINDS, Kind, Opener
+from tests.support.running import fast_directory
 from tests.support.second_process import SecondProcess
 
 if TYPE_CHECKING:
@@ -47,15 +50,38 @@ def has_second_process(item: pytest.Item) -> bool:
     return isinstance(kind, Kind) and kind.second_process
 
 
+TURN = "STRICTQ_TURN"
+"""`.ci/run` sets it to another number with each commit. Of cases that take turns, only those whose turn it is are then run."""
+SHARES = 3
+"""The number of turns of the kinds of queue to which a second process writes, and of cases with the mark `in_turn`."""
+
+
+def waiting(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
+    """Return the cases whose turn is another one. Of a function with the mark `in_turn`, at least one case runs in each turn."""
+    later = [item for item in items if has_second_process(item) and crc32(item.nodeid.encode()) % SHARES != turn % SHARES]
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if item.get_closest_marker("in_turn") is not None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        turns = min(SHARES, len(group))
+        later += [item for n, item in enumerate(group) if n % turns != turn % turns]
+    return later
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what the quick run leaves out, and begin with the modules that take long."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what the quick run leaves out, leave out what waits for its turn, and begin with the modules that take long."""
     items[:] = [item for item in items if not (item.get_closest_marker("no_second_process") and has_second_process(item))]
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here)
         if not SLOW_PLACES.isdisjoint((place.parts[0], place.as_posix())) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
+    if turn := os.environ.get(TURN):
+        later = set(waiting(items, int(turn)))
+        config.hook.pytest_deselected(items=list(later))
+        items[:] = [item for item in items if item not in later]
     yield
     timekeeping.long_first(items)
 
@@ -66,23 +92,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Spark's JVMs live for seconds here: the quick compiler alone takes a sixth less processor time. So do programs that tests start.
-for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """Let Spark, here and in programs that tests start, import the compiled modules of the installed pyspark."""
-    from tests.support.sparks import make_home
+def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let Spark start quickly, here and in programs that tests start, and import the compiled modules of pyspark."""
+    from tests.support.sparks import make_home, set_java_options
 
-    if "SPARK_HOME" in os.environ:
-        return None
-    place = tmp_path_factory.getbasetemp()
-    home = make_home((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "h")
-    if home is not None:
-        os.environ["SPARK_HOME"] = str(home)
-    return home
+    if "SPARK_HOME" not in os.environ:
+        place = tmp_path_factory.getbasetemp()
+        home = make_home((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "h")
+        if home is not None:
+            os.environ["SPARK_HOME"] = str(home)
+    set_java_options()
 
 
 @pytest.fixture
@@ -132,7 +152,7 @@ def make(
         place = ":memory:"
         if not kind.in_memory:
             synced = kind.durability == "full"
-            place = str((stack.enter_context(fast_disk(tmp_path)) if synced else tmp_path) / "queue")
+            place = str((stack.enter_context(fast_directory(tmp_path)) if synced else tmp_path) / "queue")
         opener = Opener(place, clock, kind, second_process if kind.second_process else None)
         stack.callback(opener.close)
         yield opener
@@ -147,6 +167,13 @@ def disk(tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
 
 
 @pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory, if the machine has one."""
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+@pytest.fixture
 def q(make: Opener) -> Queue:
     """A queue with the default configuration, of each kind."""
     return make()
@@ -156,8 +183,8 @@ def q(make: Opener) -> Queue:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session, with strictq registered: two cores, two tries at a task, two shuffle partitions, the fast settings.
 
-    Under xdist, one in each worker. Spark's expressions are interpreted here. The programs that tests start, the pages of the
-    documentation and the examples compile them, as Spark does by default.
+    Under xdist, one in each worker. Spark's expressions are interpreted here and in the drivers that tests start. The pages of
+    the documentation and the examples compile them, as Spark does by default.
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java 17 or newer, and there is no java on this machine")
@@ -165,9 +192,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     import strictq.spark
     from tests.support.sparks import INTERPRETED, environment, settings
+    from tests.support.warm import PYTHON, warm_python
 
     place = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warm_python(place) as python:
+        patch.setenv(PYTHON, python)
         for name, value in environment(place).items():
             patch.setenv(name, value)
         builder = SparkSession.builder.appName("strictq tests").master("local[2,2]").config(map=settings(place) | INTERPRETED)

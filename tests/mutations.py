@@ -30,10 +30,14 @@ TIMEOUT_SECONDS = 600.0
 POWER = ("tests/power",)
 UNSYNCED = ("tests/power/test_receiving.py",)
 NOTHING = "pass"
-AHEAD = ("tests/unit/test_handouts_ahead.py",)
+AHEAD = ("tests/unit/test_recorded_batches_ahead.py",)
 DIRECT = ("tests/store/test_direct.py",)
 MIGRATING = ("tests/store/test_migrating.py",)
 WALK = ("tests/store/test_lane_walk.py",)
+RANGES = ("tests/store/test_ranges.py",)
+SOURCE = ("tests/worker/test_source.py",)
+FORWARDING = ("tests/remote/test_forwarding.py",)
+RANGE_CONTENTS = "tests/store/test_range_contents.py"
 SHARD_LANES = ("tests/store/test_shard_lanes.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
@@ -63,29 +67,240 @@ def _merge(name: str, file: str, old: str, new: str) -> Mutation:
     return Mutation(name, f"strictq/replication/{file}", old, new, ("tests/replication/test_merging.py",))
 
 
+def _server(name: str, file: str, old: str, new: str) -> Mutation:
+    others = {"deadline.py": "test_running.py", "app.py": "test_app.py", "console/sampler.py": "console/test_sampler.py"}
+    tests = others.get(file, "console/test_views.py" if file.startswith("console/") else "test_guard.py")
+    return Mutation(name, f"strictq/server/{file}", old, new, (f"tests/server/{tests}",))
+
+
 def _chain(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, f"strictq/replication/{file}", old, new, tests or ("tests/replication/test_chain.py",))
 
 
+def _remote(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, f"strictq/remote/{file}", old, new, tests or ("tests/remote/test_source.py",))
+
+
 MUTATIONS = [
+    # Queues behind an endpoint: what receives and settles their messages.
+    _remote(
+        "deadlines of remote messages count the time of a suspended machine",
+        "client.py",
+        "return self.clock.boot() / MICROSECONDS",
+        'return float(__import__("time").monotonic())',
+    ),
+    _remote(
+        "a remote lease begins with its request",
+        "receiving.py",
+        "request.began, request.began + self._settings.lease)",
+        "request.began, now + self._settings.lease)",
+    ),
+    _remote(
+        "an answer that the connection cut off is none",
+        "client.py",
+        "    raise IncompleteReadError(actual_bytes=read, expected_bytes=length)",
+        "    return",
+        "tests/remote/test_cut_answers.py",
+    ),
+    _remote("no handler starts in the margin of a remote lease", "delivery.py", "(self.until - self._margin)", "(self.until)"),
+    _remote("a source begins with single messages", "receiving.py", "(self._fresh or now < self._until)", "(now < self._until)"),
+    _remote(
+        "a message with half of its receives makes a source careful",
+        "receiving.py",
+        "if self._suspect is not None and any(d.attempt >= self._suspect for d in heads):",
+        "if False:",
+    ),
+    _remote(
+        "a suspect that goes back is received alone",
+        "receiving.py",
+        "if self._suspect is not None and head.attempt + 1 >= self._suspect:",
+        "if False:",
+    ),
+    _remote(
+        "a receive without an answer is repeated under its id", "receiving.py", "self._attempts.append(request.attempt)", NOTHING
+    ),
+    _remote("a group whose handler runs here is parked", "source.py", " or lane.group in self._running", ""),
+    _remote("an error that ends a source's thread ends the run", "source.py", "            self._crash(e)", "            pass"),
+    _remote(
+        "a permission that was never there ends the run",
+        "source.py",
+        ' or (answer.kind == "denied" and not self._endpoint.has_worked(action))',
+        "",
+    ),
+    _remote(
+        "a postponed lane is held and costs no receive",
+        "source.py",
+        "if seconds > RETRY_SECONDS_MAX or self._receives.stopping or held + len(rest) > self._batch:",
+        "if True:",
+    ),
+    _remote("a delay that a handler asked for outlasts a breaker", "source.py", "if not lane.asked and (", "if ("),
+    _remote("what a receive returns after the stop goes back", "source.py", "self._return(lane.deliveries, now)", NOTHING),
+    _remote("a freed group is asked for while a receive waits", "source.py", "self._settlements.ask(now, ASK_SECONDS)", NOTHING),
+    _remote("ten questions in vain are enough", "receiving.py", "if self._misses >= ASKS_MAX:", "if False:"),
+    _remote(
+        "only a long poll with nothing held proves that there is nothing",
+        "receiving.py",
+        "elif request.alone and request.wait >= PROOF_SECONDS:",
+        "else:",
+    ),
+    _remote("what goes back is no proof of an empty queue", "source.py", "            self._receives.proven = False\n", ""),
+    _remote(
+        "a handler that returned after its lease has lost it",
+        "settling.py",
+        "late = d.returned is not None and d.returned >= d.until",
+        "late = False",
+    ),
+    _remote(
+        "a delete without a confirmation is repeated",
+        "settling.py",
+        "elif not late and self._tries_again(op, failure, now):",
+        "elif False:",
+    ),
+    _remote(
+        "an entry in neither list of an answer is not confirmed",
+        "settling.py",
+        "failures = {str(i): NO_ANSWER for i in range(len(batch))}",
+        "failures = {}",
+    ),
+    _remote(
+        "a return waits for an extension that is under way",
+        "settling.py",
+        "if d.renewing is None or op.purpose != RETURN:",
+        "if True:",
+    ),
+    _remote("an extension begins with its request", "settling.py", "began + op.seconds", "now + op.seconds"),
+    _remote(
+        "nothing is extended after its lease has ended",
+        "settling.py",
+        "op.void or (op.purpose == RENEW and self._ended(op.message, now))",
+        "op.void",
+    ),
+    _remote(
+        "nothing is extended beyond twelve hours",
+        "settling.py",
+        "min(self._settings.lease, math.floor(d.received + LEASE_SECONDS_MAX - now) - 1)",
+        "self._settings.lease",
+    ),
+    _remote("the later messages of a lost one go back", "settling.py", "self.give_back(rest, now)", NOTHING),
+    _remote(
+        "the later messages of a lane go back first",
+        "settling.py",
+        "for n, d in reversed(list(enumerate(deliveries))):",
+        "for n, d in enumerate(deliveries):",
+    ),
+    _remote(
+        "a dead letter is sent once although its answer is lost",
+        "source.py",
+        "sha256(place.encode()).hexdigest()",
+        "str(time.monotonic())",
+    ),
+    _remote(
+        "a limit of receives below three is warned of",
+        "queue.py",
+        "redrive.receives_max < LIMIT_MIN",
+        "False",
+        "tests/remote/test_connect.py",
+    ),
+    _remote(
+        "a password of a URL is not shown",
+        "url.py",
+        '"a queue\'s URL has no user and no password"',
+        'f"no password: {url}"',
+        "tests/remote/test_connect.py",
+    ),
+    # Handles, and receives that count.
+    Mutation(
+        "a handle of another queue is refused",
+        "strictq/handle.py",
+        "raise not_ours()  # tokens of different queues may be equal",
+        NOTHING,
+        ("tests/unit/test_handles.py",),
+    ),
+    Mutation(
+        "a handle and its delivery in one ack are one message",
+        "strictq/handle.py",
+        "lease._open = -1  # a Delivery of this message, if there is one, does not learn that it is settled",
+        NOTHING,
+        ("tests/unit/test_handles.py",),
+    ),
+    _store(
+        "an extension that is not late is refused after the deadline",
+        "shard/settling.py",
+        "if not late and lane.grant is not None and lane.grant.deadline <= tx.now:",
+        "if False:",
+        "tests/unit/test_handles.py",
+    ),
+    _store(
+        "a receive that charges all says so in its transaction",
+        "shard/claiming.py",
+        "store.append(kinds.START, started, token=out.token)",
+        NOTHING,
+        "tests/unit/test_leases.py",
+    ),
+    _store(
+        "the first dedup id in a shard is noted for older versions",
+        "shard/sending.py",
+        "store.add_feature(mark.DEDUP_IDS)",
+        NOTHING,
+        "tests/store/test_direct.py",
+    ),
+    _store(
+        "a row without its body is read again",
+        "lane/memory.py",
+        "return (*row[:M_OPTS], None, None)",
+        "return (*row[:M_OPTS], None, b'')",
+        "tests/unit/test_bad_input.py",
+    ),
+    # Who may call the server.
+    _server("a rebound host name is refused", "guard.py", "hosts != 1 or host is None or not self._is_own(host)", "hosts != 1"),
+    _server(
+        "a page of another origin is refused",
+        "guard.py",
+        'if origin is not None and origin.partition(b"://")[2] != host:',
+        "if False:",
+    ),
+    _server("a page of another site is refused", "guard.py", "if site is not None and site not in _OWN_SITES:", "if False:"),
+    _server("a token is compared", "guard.py", "return hmac.compare_digest(given[7:].strip(), self._token)", "return True"),
+    _server(
+        "an address that others reach needs a token",
+        "app.py",
+        "if settings.insecure or is_loopback(settings.host):",
+        "if True:",
+    ),
+    _server(
+        "a request that does not arrive is ended",
+        "deadline.py",
+        "        self._timer = self.loop.call_later(self.limits.request_seconds, self._check)\n",
+        "        self._timer = None\n",
+    ),
+    # What the console may do.
+    _server(
+        "an action needs the console's own page",
+        "console/console.py",
+        "if kind != JSON or not hmac.compare_digest(given, self._page_token.encode()):",
+        "if False:",
+    ),
+    _server("without --allow-actions nothing is changed", "console/console.py", "if not self._actions:", "if False:"),
+    _server("only what was shown is redriven", "console/actions.py", "if there != expected:", "if False:"),
+    _server("sampling has a bound", "console/sampler.py", "rest = self.cost * PATIENCE", "rest = 0.0"),
     # What one statement does.
     _store(
         "lanes of a receive that was refused stand in the order again",
         "shard/claiming.py",
-        "    memory.unsure = True\n    store.claiming.refuse()\n    memory.unsure = False\n    return False\n",
+        "    memory.unsure = True\n    of(store).refuse()\n    memory.unsure = False\n    return False\n",
         "    return False\n",
         *DIRECT,
     ),
     _store(
         "memory is not sure while a statement commits by itself",
         "shard/shard_lanes.py",
-        "        memory.unsure = True\n        try:\n            if not self.log.append_alone(entry):\n",
-        "        try:\n            if not self.log.append_alone(entry):\n",
+        "        memory.unsure = True\n        try:\n            if not self.log.append_alone(entry, trouble):\n",
+        "        try:\n            if not self.log.append_alone(entry, trouble):\n",
         *DIRECT,
     ),
     _store(
         "a receive that is interrupted behind its commit gives back",
-        "shard/alone.py",
+        "shard/shard_file.py",
         "            attempt.committed = db.total_changes() != changes\n",
         "            pass\n",
         *DIRECT,
@@ -166,8 +381,16 @@ MUTATIONS = [
     ),
     _store("the sync of a new queue's directory", "disk/layout.py", "        files.sync_directory(building)\n", "", *POWER),
     _store("the sync of a new queue's name", "disk/layout.py", "        files.sync_directory(parent)\n", "", *POWER),
-    _store("the sync of the origin before it forwards", "outbox.py", "        origin.sync()\n", "", *POWER),
-    _store("the sync of the destination before the origin forgets", "outbox.py", "        destination.sync()\n", "", *POWER),
+    _store(
+        "the sync of the origin before it forwards",
+        "whole/outbox.py",
+        "        origin.sync()\n        destination.drain",
+        "        destination.drain",
+        *POWER,
+    ),
+    _store(
+        "the sync of the destination before the origin forgets", "whole/outbox.py", "        destination.sync()\n", "", *POWER
+    ),
     _store(
         "no checkpoint on close",
         "commit/connection.py",
@@ -187,7 +410,7 @@ MUTATIONS = [
     ),
     _store(
         "a failed sync is told to other processes",
-        "store.py",
+        "whole/store.py",
         "        self.waker.suspect(shard)\n",
         "",
         "tests/faults/test_faults.py::test_what_another_process_forwards_after_a_failed_sync_is_whole_after_a_power_cut",
@@ -236,14 +459,14 @@ MUTATIONS = [
     ),
     _store(
         "what a receive resolves is synced",
-        "receive.py",
+        "whole/receive.py",
         "    resolves = request.ack_first or request.endless\n",
         "    resolves = False\n",
         *UNSYNCED,
     ),
     _store(
         "what was there at the boot is leased with a sync",
-        "shard_file.py",
+        "shard/shard_file.py",
         "        if suspects and any(",
         "        if False and any(",
         *UNSYNCED,
@@ -264,8 +487,12 @@ MUTATIONS = [
         "tests/store/test_traps.py",
         "tests/multiprocess/test_stress.py",
     ),
-    _store(
-        "the hook before a fork", "fork.py", 'if hasattr(os, "register_at_fork"):', "if False:", "tests/multiprocess/test_fork.py"
+    Mutation(
+        "the hook before a fork",
+        "strictq/_platform/fork.py",
+        'if hasattr(os, "register_at_fork"):',
+        "if False:",
+        ("tests/multiprocess/test_fork.py",),
     ),
     _store(
         "the pid guard",
@@ -275,7 +502,7 @@ MUTATIONS = [
         "tests/store/test_commit.py",
     ),
     _store(
-        "one kernel at a time", "disk/epoch.py", "if presence.alone(BEGIN_STEP_SECONDS):", "if True:", "tests/store/test_time.py"
+        "one kernel at a time", "whole/epoch.py", "if presence.alone(BEGIN_STEP_SECONDS):", "if True:", "tests/store/test_time.py"
     ),
     _store(
         "one caller's failure is its own",
@@ -301,6 +528,13 @@ MUTATIONS = [
         "tests/unit/test_leases.py",
     ),
     _store(
+        "consumers that divide the shards are fenced by their leases",
+        "shard/settling.py",
+        "    return lane if grant is not None and grant.token == token else None\n",
+        "    return lane if grant is not None else None\n",
+        "tests/crash/test_sharing.py",
+    ),
+    _store(
         "the epoch in a token",
         "lane/memory.py",
         "return (self.mark.epoch << TOKEN_BITS) + self.last_token + 1",
@@ -309,14 +543,14 @@ MUTATIONS = [
     ),
     _store(
         "the new epoch after a boot",
-        "disk/epoch.py",
-        "catalog.raise_epoch(directory, boot, next_offset(directory, known, clock))",
+        "whole/epoch.py",
+        "queue_db.raise_epoch(directory, boot, next_offset(directory, known, clock))",
         NOTHING,
         "tests/store/test_time.py",
     ),
     _store(
         "the boot id",
-        "disk/epoch.py",
+        "whole/epoch.py",
         "    while known.boot_id != boot:\n",
         "    while False:\n",
         "tests/store/test_time.py",
@@ -359,14 +593,14 @@ MUTATIONS = [
     ),
     Mutation(
         "nothing is handed out with its lease worn",
-        "strictq/_store/receive.py",
+        "strictq/_store/whole/receive.py",
         "    if not got.deadline < worn:\n",
         "    if True:\n",
         ("tests/unit/test_receive.py", "tests/unit/test_leases.py", "tests/store/test_time.py"),
     ),
     Mutation(
         "what ack_first resolved is handed over",
-        "strictq/_store/receive.py",
+        "strictq/_store/whole/receive.py",
         "    if request.ack_first:\n",
         "    if False:\n",
         ("tests/unit/test_receive.py",),
@@ -439,17 +673,339 @@ MUTATIONS = [
     ),
     _store(
         "a process that ran several messages says so for good",
-        "holders.py",
+        "whole/holders.py",
         "                os.pwrite(self._fd, _SEVERAL, 0)\n",
         "                pass\n",
         "tests/store/test_holders.py",
     ),
     _store(
         "a receive waits for a look that ends a dead process's leases",
-        "holders.py",
+        "whole/holders.py",
         "        if time.monotonic() >= until:\n            return False\n",
         "        return False\n",
         "tests/store/test_holders.py",
+    ),
+    Mutation(
+        "a tenant's virtual time advances with its messages",
+        "strictq/_store/lane/turns.py",
+        "            tenant.time += n / weight\n",
+        "",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
+        "a tenant's oldest lane comes first",
+        "strictq/_store/shard/claiming.py",
+        "            place, key = heappop(side.ready)\n",
+        "            place, key = side.ready.pop()\n",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
+        "a sidelined backlog gets its share",
+        "strictq/_store/lane/turns.py",
+        "        return old if self.owed >= FRESH_FOR_EACH_OLD else self.fresh\n",
+        "        return self.fresh\n",
+        ("tests/unit/test_sidelining.py",),
+    ),
+    Mutation(
+        "lanes at rest that a mark passes are found behind it",
+        "strictq/_store/lane/turns.py",
+        "            later.next = min(later.next, rest.next)\n",
+        "",
+        ("tests/unit/test_sidelining.py",),
+    ),
+    Mutation(
+        "the slots of a worker are those of all of its queues",
+        "strictq/worker/slot_pool.py",
+        "        room -= sum(other._board.used for other in pool.shares if other is not self)\n",
+        "",
+        ("tests/worker/test_several.py",),
+    ),
+    Mutation(
+        "a key gives its slot to the queue whose turn it is",
+        "strictq/worker/slot_pool.py",
+        "        return len(self.pool.shares) > 1 and any(other.time < self.time for other in self._waiting())\n",
+        "        return False\n",
+        ("tests/worker/test_several.py",),
+    ),
+    Mutation(
+        "rates are those of all processes",
+        "strictq/_store/whole/store.py",
+        "RateFile(None if directory is None else directory / layout.RATES, clock)",
+        "RateFile(None, clock)",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
+        "what a refused send took of a rate is returned",
+        "strictq/_store/whole/store.py",
+        "        except StrictqError:\n            self._return(taken)\n            raise\n",
+        "        except StrictqError:\n            raise\n",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
+        "a slot is free once its lease ends sooner, as after the death of a worker",
+        "strictq/_store/lane/tenant_counts.py",
+        "            return name if grant.deadline < before else None\n",
+        "            return None\n",
+        ("tests/unit/test_limits.py",),
+    ),
+    Mutation(
+        "a slot is free once its lease is settled",
+        "strictq/_store/lane/turns.py",
+        "        if tenant.blocked:\n            self._unblock(tenant)\n",
+        "",
+        ("tests/unit/test_limits.py",),
+    ),
+    Mutation(
+        "tenants without messages wait for the present time once turns begin again",
+        "strictq/_store/lane/turns.py",
+        "            other.turn = None\n",
+        "            pass\n",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
+        "the depths of tenants are stored with the mark",
+        "strictq/_store/shard/folding.py",
+        "            tenant_depths.store(self._db, memory.counts)\n",
+        "            memory.counts.forget_depths(())\n",
+        ("tests/store/test_tenant_depths.py",),
+    ),
+    Mutation(
+        "a shard's new feature is in its file at once",
+        "strictq/_store/shard/shard_lanes.py",
+        '        self.folder.store_mark(memory.seen + 1)\n        self.append(kinds.NOTE, (), data=b"")\n\n    def rest',
+        "\n    def rest",
+        SHARD_LANES,
+    ),
+    _store(
+        "a shard that a range leaves creates no lane of it",
+        "lane/ranges.py",
+        "self.owns(hashed) and not (self.leaving is not None and self.leaving.has(hashed))",
+        "self.owns(hashed)",
+        *RANGES,
+    ),
+    _store(
+        "a key without a lane asks who may create it",
+        "shard/loading.py",
+        "        if memory.ranges is not None and not self.replays:",
+        "        if False:",
+        *RANGES,
+    ),
+    _store(
+        "tokens of a shard are above those of the lanes that arrive",
+        "shard/moving.py",
+        "    memory.last_token = max(memory.last_token, last_token)",
+        "    pass",
+        *RANGES,
+    ),
+    _store(
+        "new lanes begin above those that the other shard has forgotten",
+        "shard/moving.py",
+        "    tail = max(memory.floor, floor)",
+        "    tail = memory.floor",
+        *RANGES,
+    ),
+    _store(
+        "a lane leaves at rest",
+        "shard/moving.py",
+        "    store.rest()\n    keys, last, waits = _next",
+        "    keys, last, waits = _next",
+        *RANGES,
+    ),
+    _store(
+        "a parcel arrives only in the shard of its move",
+        "shard/moving.py",
+        "    if arriving is None or arriving.move != move:\n        return False",
+        "    pass",
+        *RANGES,
+    ),
+    _store(
+        "a dead worker's token ends no lease that another shard issued",
+        "shard/expiring.py",
+        "wanted.get(_issuer(lane, store.shard), none)",
+        "tokens",
+        *RANGES,
+    ),
+    _store(
+        "lanes that leave are on the disk before they arrive",
+        "whole/moving.py",
+        "            origin.sync()\n            if not target.drain",
+        "            if not target.drain",
+        *POWER,
+    ),
+    _store(
+        "lanes that have arrived are on the disk before they are forgotten",
+        "whole/moving.py",
+        "        target.sync()  # until here",
+        "        pass  # until here",
+        *POWER,
+    ),
+    _store(
+        "messages on their way are in no report",
+        "shard/arrivals.py",
+        " or i in self._left",
+        "",
+        *RANGES,
+    ),
+    Mutation(
+        "a cut that names a new shard has it",
+        "strictq/_store/shipping/capture.py",
+        "                if not self._add_tails():\n",
+        "                if True:\n",
+        ("tests/replication/test_moving_ranges.py",),
+    ),
+    Mutation(
+        "a replica accepts a new shard only with the whole queue",
+        "strictq/replication/received.py",
+        "(header.is_base and known > self._complete.shards)",
+        "known > self._complete.shards",
+        ("tests/replication/test_received.py",),
+    ),
+    _store(
+        "nothing leaves with a move that was cancelled",
+        "shard/moving.py",
+        "memory.ranges is None or memory.ranges.leaving != passage or ",
+        "",
+        *RANGES,
+    ),
+    _store(
+        "no send overtakes one that waits in the outbox",
+        "whole/transaction.py",
+        "            if to == number and not waits:",
+        "            if to == number:",
+        *RANGES,
+    ),
+    _store(
+        "a parcel that no one brought is carried by whoever misses its lane",
+        "whole/store.py",
+        "            moving.carry_key(origin, shard, error.passage, error.key, forwards=origin is forwards)\n",
+        "",
+        *RANGES,
+    ),
+    _store(
+        "a key without a lane takes its rows and its state along",
+        "whole/moving.py",
+        "    if is_loose and origin.drain",
+        "    if False and origin.drain",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "states and rows of keys without lanes move",
+        "whole/moving.py",
+        "            self._bring_loose(source, target, passage, done)",
+        "            pass",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a row that arrives can't meet one of the same key",
+        "tables/app_rows.py",
+        "        if is_unique and not any(matches):",
+        "        if False:",
+        RANGE_CONTENTS,
+    ),
+    Mutation(
+        "a table is read by the exact values of its key column",
+        "strictq/_sql/__init__.py",
+        " COLLATE BINARY AND typeof({key}) = typeof(?1)",
+        "",
+        (RANGE_CONTENTS,),
+    ),
+    _store(
+        "a table without a key column stops a move",
+        "shard/moving.py",
+        "    tables = app_tables(tx.db, store.shard)\n    store.rest()",
+        "    tables = app_rows.keyed(tx.db, store.shard)[0]\n    store.rest()",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a receipt names the shard where the message is",
+        "whole/store.py",
+        "moved.update((items[i][0], at.number) for i in some)",
+        NOTHING,
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a keyless message that may have moved is not called resolved",
+        "shard/moving.py",
+        "        set_ranges(tx, attrs.evolve(memory.ranges, keyless_upto=memory.top))\n",
+        "        pass\n",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "outputs are looked up in every shard that had the key",
+        "whole/reports.py",
+        "        if ended and said is None:",
+        "        if False:",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a table's reader notices that lanes have left",
+        "bulk/scan.py",
+        "        if moving.departed(db) != self.departed:",
+        "        if False:",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a table is planned anew if lanes moved between its shards",
+        "bulk/bulk.py",
+        "            if self._departed() == before:",
+        "            if True:",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a writer divides its batch by what the shards own now",
+        "whole/moving.py",
+        "                    store.note_owner(lo, hi, shard.number)",
+        "                    pass",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "new batches of named consumers leave a moving range alone",
+        "shard/recorded_batches.py",
+        "    if ranges is not None and ranges.leaving is not None:",
+        "    if False:",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "an object opens the shards that keys went to before it routes to them",
+        "whole/store.py",
+        "        newest = max([number, *(to for _, _, to in error.left)])",
+        "        newest = number",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "an object that has not heard of a move receives its keys",
+        "whole/receive.py",
+        "                        store.has_moved = moved = True  #",
+        "                        pass  #",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a shard that never owned a key is asked for it at most once",
+        "whole/receive.py",
+        "                    if e.shard != NOWHERE:",
+        "                    if True:",
+        "tests/store/test_range_walk.py",
+    ),
+    _store(
+        "a waiting send may take a key without a lane along",
+        "shard/moving.py",
+        "    if not forwards and tx.run",
+        "    if tx.run",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "consumers divide the shards that own ranges",
+        "whole/moving.py",
+        "if _is_in_use(shard)]",
+        "if True]",
+        RANGE_CONTENTS,
+    ),
+    _store(
+        "a look over all shards includes those that another process added",
+        "whole/store.py",
+        "                self.keep_up(shard.view(_config_version))",
+        "                pass",
+        RANGE_CONTENTS,
     ),
     Mutation(
         "a suspect waits until nothing else runs",
@@ -471,6 +1027,48 @@ MUTATIONS = [
         "                if not other.still:\n",
         "                if False:\n",
         ("tests/worker/test_turns.py",),
+    ),
+    Mutation(
+        "a lane waits for the confirmation of its ack, and leaves its slot meanwhile",
+        "strictq/worker/schedule.py",
+        "        if not self._waits(lane) and lane.jobs:\n",
+        "        if lane.jobs:\n",
+        SOURCE,
+    ),
+    Mutation(
+        "a lane that waits for a confirmation delays no prepare of another lane",
+        "strictq/worker/forecast.py",
+        "            self._consider(islice(lane.jobs, DEPTH_MAX), now, now, later)\n        ends",
+        "            ends.append(self._consider(islice(lane.jobs, DEPTH_MAX), now, now, later))\n        ends",
+        SOURCE,
+    ),
+    Mutation(
+        "nothing more of a lane starts after a lost message",
+        "strictq/worker/state.py",
+        "self.board.lose_from(job) if job in lane.jobs else self.board.drop(lane)",
+        "[]",
+        SOURCE,
+    ),
+    Mutation(
+        "the buffer holds lanes for the round trip",
+        "strictq/worker/prefetch.py",
+        "round(slots * (1 + self._source.round_trip / mean))",
+        "slots",
+        SOURCE,
+    ),
+    Mutation(
+        "an error that ends a thread of a source ends the run",
+        "strictq/worker/loop.py",
+        "source.open(self.state.wake, self.state.crash,",
+        "source.open(self.state.wake, lambda e: None,",
+        SOURCE,
+    ),
+    Mutation(
+        "a stopped worker takes the outcomes that come while its source closes",
+        "strictq/worker/settling.py",
+        "        if self._later:\n            self._confirm(self._source.completed())\n",
+        "        pass\n",
+        SOURCE,
     ),
     Mutation(
         "a handler's process ends with its worker",
@@ -498,7 +1096,7 @@ MUTATIONS = [
     ),
     _store(
         "the high-water mark of what arrived",
-        "outbox.py",
+        "whole/outbox.py",
         "        if i > high:",
         "        if True:",
         "tests/store/test_outbox.py",
@@ -513,61 +1111,61 @@ MUTATIONS = [
     # Named consumers, and batches written as a whole.
     _store(
         "the epoch of a named consumer",
-        "shard/handout.py",
+        "shard/recorded_batches.py",
         "    if row is None or row[0] != epoch:\n",
         "    if row is None:\n",
-        "tests/unit/test_handouts_holders.py",
-        "tests/property/test_handouts.py",
+        "tests/unit/test_recorded_batches_holders.py",
+        "tests/property/test_recorded_batches.py",
     ),
     _store(
-        "leases of hand-outs outlive a boot",
+        "leases of recorded batches outlive a boot",
         "shard/expiring.py",
-        " and lane.grant.deadline < NEVER]\n",
-        "]\n",
-        "tests/unit/test_handouts_again.py",
-        "tests/property/test_handouts.py",
+        "        timed = [lane for lane in some if lane.grant is not None and lane.grant.deadline < NEVER]\n",
+        "        timed = [lane for lane in some if lane.grant is not None]\n",
+        "tests/unit/test_recorded_batches_again.py",
+        "tests/property/test_recorded_batches.py",
     ),
     Mutation(
         "a holder that was fenced gives out nothing that it recorded ahead",
-        "strictq/_handouts.py",
-        "        if not self._handouts.is_held(self.name, self.epoch):\n",
+        "strictq/spark/_recorded_batches.py",
+        "        if not self._recorded.is_held(self.name, self.epoch):\n",
         "        if False:\n",
         AHEAD,
     ),
     Mutation(
         "closing undoes a batch that no call returned",
-        "strictq/_handouts.py",
-        "                    self._handouts.withdraw(self.name, self.epoch, n)\n",
+        "strictq/spark/_recorded_batches.py",
+        "                    self._recorded.withdraw(self.name, self.epoch, n)\n",
         "                    pass\n",
         AHEAD,
     ),
     Mutation(
         "closing undoes no batch that a call returned",
-        "strictq/_handouts.py",
+        "strictq/spark/_recorded_batches.py",
         "        self._returned = max(self._returned, following)\n",
         "",
         AHEAD,
     ),
     Mutation(
         "a thread whose start was interrupted records nothing",
-        "strictq/_handouts.py",
+        "strictq/spark/_recorded_batches.py",
         "            if self._given_up:\n                return\n",
         "",
         AHEAD,
     ),
     _store(
         "undoing a batch sets the newest number of a shard to a part that it has",
-        "shard/handout.py",
-        "    tx.run(HANDOUT.set_back_last, (name,))\n",
-        "    tx.run(HANDOUT.set_last, (n - 1, name))\n",
+        "shard/recorded_batches.py",
+        "    tx.run(RECORDED_BATCHES.set_back_last, (name,))\n",
+        "    tx.run(RECORDED_BATCHES.set_last, (n - 1, name))\n",
         *AHEAD,
     ),
     Mutation(
         "closing undoes no batch of an earlier holder",
-        "strictq/_handouts.py",
+        "strictq/spark/_recorded_batches.py",
         "            self._returned = max(k.last for k in self._known.values())\n",
         "",
-        ("tests/unit/test_handouts_again.py", *AHEAD),
+        ("tests/unit/test_recorded_batches_again.py", *AHEAD),
     ),
     _store(
         "a redrive that waits for a batch's lease is put back when the batch is undone",
@@ -578,16 +1176,16 @@ MUTATIONS = [
     ),
     _store(
         "only the holder undoes a batch",
-        "shard/handout.py",
+        "shard/recorded_batches.py",
         "    require(tx, name, epoch)\n    token",
         "    token",
         *AHEAD,
     ),
     _store(
         "a batch that is undone leaves no blocks",
-        "shard/handout.py",
-        "    _delete(tx, name, n)\n    tx.run(HANDOUT.set_back_last",
-        "    tx.run(HANDOUT.set_back_last",
+        "shard/recorded_batches.py",
+        "    _delete(tx, name, n)\n    tx.run(RECORDED_BATCHES.set_back_last",
+        "    tx.run(RECORDED_BATCHES.set_back_last",
         *AHEAD,
     ),
     Mutation(
@@ -595,7 +1193,7 @@ MUTATIONS = [
         "strictq/_store/disk/locks.py",
         "super().__init__(named(directory, CONSUMER, consumer), look=look)",
         "super().__init__(named(directory, CONSUMER, os.urandom(8).hex()), look=look)",
-        ("tests/unit/test_handouts_holders.py",),
+        ("tests/unit/test_recorded_batches_holders.py",),
     ),
     _store(
         "what a batch has written already",
@@ -642,10 +1240,10 @@ MUTATIONS = [
     ),
     Mutation(
         "an ack of a batch that was never received",
-        "strictq/_handouts.py",
+        "strictq/spark/_recorded_batches.py",
         "        if not 0 <= upto <= last:\n",
         "        if False:\n",
-        ("tests/unit/test_handouts.py",),
+        ("tests/unit/test_recorded_batches.py",),
     ),
     Mutation(
         "an older version's batch of an earlier query",
@@ -693,14 +1291,14 @@ MUTATIONS = [
     # A full disk.
     _store(
         "the reserve is given up",
-        "store.py",
+        "whole/store.py",
         "            self.reserve.give_up()\n",
         "            pass\n",
         "tests/store/test_disk_full.py",
     ),
     _store(
         "sends wait for the reserve",
-        "store.py",
+        "whole/store.py",
         "if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():",
         "if False:",
         "tests/store/test_disk_full.py",
@@ -715,7 +1313,7 @@ MUTATIONS = [
     ),
     _store(
         "checksums are required",
-        "migrate.py",
+        "disk/formats.py",
         "        checksums.require(db, shard)\n",
         "        pass\n",
         "tests/store/test_checksums.py",
@@ -745,14 +1343,14 @@ MUTATIONS = [
     ),
     _store(
         "the schema is strictq's",
-        "migrate.py",
+        "disk/formats.py",
         "            require_schema(db, kind, shard, version, unfinished=older)\n",
         "            pass\n",
         "tests/faults/test_hostile.py",
     ),
     _store(
         "a file may be migrated while it is verified",
-        "migrate.py",
+        "disk/formats.py",
         '            if db.pragma("user_version") == stored:\n                raise\n',
         "            raise\n",
         "tests/store/test_migrate.py",
@@ -767,10 +1365,10 @@ MUTATIONS = [
     ),
     _store(
         "a shard is the one that the topology says",
-        "catalog.py",
+        "catalog/shard_identity.py",
         '        if found != expected:\n            raise StoreCorrupt(f"{part.file} has',
         '        if False:\n            raise StoreCorrupt(f"{part.file} has',
-        "tests/unit/test_bad_input.py",
+        "tests/store/test_topology.py",
     ),
     # Speed that a promise rests on.
     _store(
@@ -806,25 +1404,25 @@ MUTATIONS = [
     ),
     _store(
         "a queue of an older format is refused",
-        "migrate.py",
+        "disk/formats.py",
         "    if version < least and not older:",
         "    if False:",
         "tests/store/test_migrate.py",
     ),
     _store(
         "a migration needs the queue alone",
-        "upgrade.py",
+        "whole/upgrade.py",
         "        if not presence.alone(ALONE_SECONDS):",
         "        if False:",
         "tests/store/test_migrate.py",
     ),
     _store(
         "queue.db is migrated first",
-        "upgrade.py",
-        "        catalog.bring_up(directory, found.format)\n        on_progress(1, found.files)\n"
+        "whole/upgrade.py",
+        "        queue_db.bring_up(directory, found.format)\n        on_progress(1, found.files)\n"
         "        _bring_up_shards(directory, clock, presence, on_progress, on_messages)\n",
         "        on_progress(1, found.files)\n        _bring_up_shards(directory, clock, presence, on_progress, on_messages)\n"
-        "        catalog.bring_up(directory, found.format)\n",
+        "        queue_db.bring_up(directory, found.format)\n",
         "tests/store/test_migrate.py",
     ),
     _store(
@@ -848,23 +1446,23 @@ MUTATIONS = [
         "            if False:\n",
         "tests/store/test_foreign.py",
     ),
-    _store(
+    Mutation(
         "failures are given up after their time only",
-        "shard/retries.py",
+        "strictq/_values/retries.py",
         " and failing >= config.retry_for_seconds * SECOND",
         "",
-        "tests/unit/test_give_up.py",
+        ("tests/unit/test_give_up.py",),
     ),
-    _store(
+    Mutation(
         "crashes count alone",
-        "shard/retries.py",
+        "strictq/_values/retries.py",
         "    if crashes >= limit:\n        return True\n",
         "",
-        "tests/unit/test_give_up.py",
+        ("tests/unit/test_give_up.py",),
     ),
     _store(
         "a write beside the open transaction is refused",
-        "store.py",
+        "whole/store.py",
         "open_transaction.get() is not None:\n            OpenTransaction.require_none(self)\n",
         "False:\n            pass\n",
         "tests/unit/test_inside_transactions.py",
@@ -878,7 +1476,7 @@ MUTATIONS = [
     ),
     Mutation(
         "hard links are refused",
-        "strictq/_files.py",
+        "strictq/_platform/files.py",
         "    if writing and found.st_nlink > 1:\n",
         "    if False:\n",
         ("tests/store/test_own_files.py",),
@@ -892,7 +1490,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a list of parameters is copied when it is recorded",
-        "strictq/_effects.py",
+        "strictq/_client/effects.py",
         "params.copy() if isinstance(params, list | dict) else params",
         "params",
         ("tests/unit/test_effects.py",),
@@ -926,15 +1524,36 @@ MUTATIONS = [
         ("tests/unit/test_app.py",),
     ),
     Mutation(
+        "an old token settles nothing in an adopted copy",
+        "strictq/_store/whole/copies.py",
+        "shard.run(end_every_timed)",
+        "shard.run(lambda _tx: None)",
+        ("tests/replication/test_backup.py",),
+    ),
+    Mutation(
+        "a single statement claims nothing of a paused queue",
+        "strictq/_store/shard/claiming.py",
+        "    if config.paused:\n",
+        "    if False:\n",
+        ("tests/unit/test_pause.py",),
+    ),
+    Mutation(
+        "a relay deletes only the rows that it sent",
+        "strictq/relaying.py",
+        'f"DELETE FROM {table} WHERE id = {place}"',
+        'f"DELETE FROM {table} WHERE id <= {place}"',
+        ("tests/unit/test_relay.py",),
+    ),
+    Mutation(
         "an exception of a handler survives its process pool",
-        "strictq/_errors.py",
+        "strictq/_values/errors.py",
         "return copyreg.__newobj__, (type(self), *self.args), self.__dict__",
         "return super().__reduce__()",
         ("tests/unit/test_errors.py",),
     ),
     Mutation(
         "a log handler that raises ends no run",
-        "strictq/_log.py",
+        "strictq/_platform/log.py",
         "        except Exception:\n            _complain()\n\n    def _log",
         "        except ZeroDivisionError:\n            _complain()\n\n    def _log",
         ("tests/worker/test_misbehaving.py",),
@@ -1030,35 +1649,35 @@ MUTATIONS = [
     # Confirmed mode.
     _store(
         "a write waits for the replica",
-        "shard_file.py",
+        "shard/shard_file.py",
         "            if confirming.active:\n                confirming.wait()\n        except Exception",
         "        except Exception",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a transaction with SQL waits for the replica",
-        "shard_file.py",
+        "shard/shard_file.py",
         "        alone.commit()\n        self.confirm()\n",
         "        alone.commit()\n",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a receive waits for the replica",
-        "receive.py",
+        "whole/receive.py",
         "            confirming.wait()\n        except",
         "            pass\n        except",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a receive that is not confirmed gives its leases back",
-        "receive.py",
+        "whole/receive.py",
         "            with confirming.later():\n                _give_back(brought)\n",
         "",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a repeated transaction waits for the replica",
-        "transaction.py",
+        "whole/transaction.py",
         "            self.shard.confirm()\n            return self.thrown_away(changes)\n",
         "            return self.thrown_away(changes)\n",
         "tests/replication/test_confirmed.py",
@@ -1079,21 +1698,21 @@ MUTATIONS = [
     ),
     _store(
         "what can't be confirmed is refused before it is written",
-        "store.py",
+        "whole/store.py",
         "            self.confirming.require_answers()\n",
         "            pass\n",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a queue whose replica was promoted refuses every write",
-        "shard_file.py",
+        "shard/shard_file.py",
         "            confirming.require()\n        result",
         "            pass\n        result",
         "tests/replication/test_confirmed.py",
     ),
     _store(
         "a process that learns of confirmed mode in a write waits behind it",
-        "settings.py",
+        "whole/settings.py",
         "            self.confirming.adopt(known.replication, rounds)\n",
         "",
         "tests/replication/test_confirmed.py",
@@ -1121,7 +1740,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an interrupt cannot skip the end of a transaction",
-        "strictq/_leaving.py",
+        "strictq/_platform/leaving.py",
         "            end()\n        finally:\n            end()  # an interrupt can end the first call before its first step\n",
         "            pass\n        finally:\n            pass\n",
         ("tests/store/test_interrupts.py",),
@@ -1138,7 +1757,7 @@ MUTATIONS = [
         "commit/writer.py",
         "            if isinstance(e, Exception):\n                raise after_commit(e, self._shard)",
         "            if False:\n                raise after_commit(e, self._shard)",
-        "tests/store/test_interrupts.py",
+        "tests/store/test_every_interrupt.py::test_a_programs_exception_in_a_commit_is_the_cause_of_an_unknown_outcome",
     ),
     _store(
         "a check that finds lost messages deletes nothing",
@@ -1156,14 +1775,14 @@ MUTATIONS = [
     ),
     _store(
         "a step that fails after others were committed does not say that nothing was changed",
-        "operating.py",
+        "whole/operating.py",
         "if not begun or",
         "if True or",
         "tests/faults/test_after_commit.py",
     ),
     _store(
         "a receive whose sync fails returns its leases",
-        "receive.py",
+        "whole/receive.py",
         "                    _give_back([each for each in brought if each[0] is shard])  # a failed sync follows a COMMIT\n",
         "",
         "tests/store/test_commit.py",
@@ -1178,7 +1797,7 @@ MUTATIONS = [
     Mutation(
         "a promotion in confirmed mode is stored by the old primary",
         "strictq/replication/keeper.py",
-        '            storage.set_replication(self._replication._replace(mode="fenced"))\n',
+        '            storage.replicating.set(self._replication._replace(mode="fenced"))\n',
         "            pass\n",
         ("tests/replication/test_confirmed.py",),
     ),
@@ -1205,7 +1824,7 @@ MUTATIONS = [
     ),
     _store(
         "the first open after a boot ends the leases of the one before",
-        "store.py",
+        "whole/store.py",
         "                    shard.run(lambda _tx: None, 0.0)\n",
         "                    pass\n",
         "tests/unit/test_leases.py",
@@ -1241,7 +1860,7 @@ MUTATIONS = [
     Mutation(
         "a promoted copy of a replica is checked",
         "strictq/replication/proving.py",
-        "problems = checking.check(fix=False)",
+        "problems = checking.reports.check(fix=False)",
         "problems: list[object] = []",
         ("tests/replication/test_proving.py",),
     ),
@@ -1519,7 +2138,7 @@ MUTATIONS = [
     _merge(
         "merge: what lies in outboxes comes first",
         "merging.py",
-        "                    self.right.forward(shard)  #",
+        "                    self.right.transactions.forward(shard)  #",
         "                    pass  #",
     ),
     _store(
@@ -1531,21 +2150,21 @@ MUTATIONS = [
     ),
     _store(
         "adopt: an open queue is not adopted",
-        "directories.py",
+        "disk/locks.py",
         "        if not presence.alone(ALONE_SECONDS):\n",
         "        if False:\n",
         "tests/replication/test_adopting.py",
     ),
     _store(
         "adopt: tokens are above the original's",
-        "directories.py",
-        "    catalog.set_epoch(directory, epoch_behind(known))\n",
+        "whole/copies.py",
+        "    queue_db.set_epoch(directory, epoch_behind(known))\n",
         "",
         "tests/replication/test_adopting.py",
     ),
     _store(
         "adopt: a copy is another history",
-        "directories.py",
+        "whole/copies.py",
         "Replication(history_id, 1 if before is None",
         "Replication(history_id if before is None else before.history_id, 1 if before is None",
         "tests/replication/test_adopting.py",
@@ -1749,7 +2368,7 @@ MUTATIONS = [
     _store(
         "one lane: an entry stays until the rows of its messages may be deleted",
         "lane/memory.py",
-        "        return min(limit, next((position for position, _ in self.gone if position > to), limit))",
+        "        return min(limit, next((position for position, _ in self.gone if position > deleted), limit))",
         "        return limit",
         *WALK,
     ),
@@ -1757,7 +2376,7 @@ MUTATIONS = [
         "one lane: a memory that is behind does not refuse",
         "shard/settling.py",
         "                return None  # memory may be behind, so only a transaction refuses\n",
-        "                raise lost(batch)\n",
+        "                raise lost(store, batch)\n",
         *WALK,
         *SHARD_LANES,
     ),
@@ -1770,7 +2389,7 @@ MUTATIONS = [
     ),
     _store(
         "one lane: an evicted lane is found at rest",
-        "lane/order.py",
+        "lane/rest_cursor.py",
         '        self.after = min(self.after, (value, b""))',
         "        pass",
         *WALK,
@@ -1785,8 +2404,8 @@ MUTATIONS = [
     _store(
         "one lane: the rollback of an operation takes back what it did before it was refused",
         "shard/shard_lanes.py",
-        "        if error is not self._refusal or position != self.commits:",
-        "        if error is not self._refusal:",
+        "        if not self._is_refusal(error) or position != self.commits:",
+        "        if not self._is_refusal(error):",
         *SHARD_LANES,
     ),
     _store(
@@ -1824,6 +2443,70 @@ MUTATIONS = [
         "            deleted |= bits & ~newest\n",
         "",
         *SHARD_LANES,
+    ),
+    # The forwarder.
+    Mutation(
+        "a forwarded message is recognised by its content, not by its position alone",
+        "strictq/remote/mapping.py",
+        "    return hashlib.sha256(place.encode() + body).hexdigest()\n",
+        "    return hashlib.sha256(place.rpartition('/')[0].rpartition('/')[0].encode()).hexdigest()\n",
+        FORWARDING,
+    ),
+    Mutation(
+        "the key of a received message is that of its group",
+        "strictq/remote/mapping.py",
+        "    if group is not None and group != group_of(raw):\n",
+        "    if not raw:\n",
+        ("tests/remote/test_mapping.py",),
+    ),
+    Mutation(
+        "a request has one message of a key, unless the endpoint keeps prefixes",
+        "strictq/forwarding.py",
+        "self._per_key or (BATCH_MAX if link.endpoint.keeps_prefixes else 1)",
+        "self._per_key or BATCH_MAX",
+        FORWARDING,
+    ),
+    Mutation(
+        "an outage charges no attempt",
+        "strictq/forwarding.py",
+        "        jobs[0].fail(Defer(seconds, why))\n",
+        "        jobs[0].fail(why)\n",
+        FORWARDING,
+    ),
+    Mutation(
+        "a message whose forwarder died is in doubt",
+        "strictq/forwarding.py",
+        "    return job.attempt > 1 or job._delivery._is_suspect\n",
+        "    return False\n",
+        FORWARDING,
+    ),
+    Mutation(
+        "a request without an answer leaves a doubt",
+        "strictq/forwarding.py",
+        "    return isinstance(outcome, CallFailure) and outcome.sent\n",
+        "    return False\n",
+        FORWARDING,
+    ),
+    Mutation(
+        "a doubt of an earlier boot marks at once",
+        "strictq/forwarding.py",
+        " or doubt.boot != self._boot)",
+        ")",
+        FORWARDING,
+    ),
+    Mutation(
+        "a forwarder checks its lease before each request",
+        "strictq/forwarding.py",
+        "not job.cancelled and lease.expires_in < seconds",
+        "not seconds",
+        FORWARDING,
+    ),
+    Mutation(
+        "nothing overtakes a message that was not sent",
+        "strictq/remote/sending.py",
+        "            if lane not in lanes or lanes[lane][0] != n:\n",
+        "            if lane not in lanes:\n",
+        ("tests/remote/test_sending.py",),
     ),
 ]
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests import campaigns
 from tests.campaigns import ATTACKS, Attack, main
-from tests.support import campaign
+from tests.support import running
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "PATIENCE_SECONDS", campaign.PATIENCE_SECONDS)  # rounds change it
+    monkeypatch.setattr(running, "PATIENCE_SECONDS", running.PATIENCE_SECONDS)  # rounds change it
 
 
 @pytest.mark.parametrize("name", ["flips", "faults"])

@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 import strictq
-from strictq import _errors
+from strictq._values import errors as _errors
+from tests.support.running import PATIENCE_SECONDS
 
 PUBLIC = sorted([*strictq.__all__, "open"])
 
@@ -32,10 +33,11 @@ PROMISED = [
         "KeyDepth",
     ),
     *("ShardStats", "Stats", "DurationEstimate", "Problem", "Event"),
+    *("connect", "connect_async", "RemoteQueue", "AsyncRemoteQueue", "RemoteStats", "RedrivePolicy"),
     *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Defer", "Reject"),
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),
     *("ReadOnlyQueue", "LeaseLost", "QueueFull", "UnknownMessage", "PartialFailure", "ForwardPending", "ForkedProcess"),
-    *("ExportError", "ServerRefused", "ServerUnreachable"),
+    *("Throttled", "ExportError", "ServerRefused", "ServerUnreachable"),
     *("StoreError", "StoreBusy", "StoreFull", "StoreCorrupt", "SchemaMismatch", "OutcomeUnknown", "InvalidBody"),
 ]
 # A handler raises these to tell its worker what to do; nobody catches them.
@@ -57,7 +59,7 @@ def test_all_is_what_there_is() -> None:
 
 def test_a_star_import_leaves_open_alone() -> None:
     code = "from strictq import *; import builtins; print(open is builtins.open, Queue.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
     assert done.stdout.split() == ["True", "Queue"]
 
 
@@ -128,14 +130,14 @@ def test_wrong_values_are_value_errors_too(name: str) -> None:
 def test_import_is_light() -> None:
     heavy = ("click", "rich", "pyspark", "trio", "sqlite3", "pytest", "multiprocessing", "asyncio")
     code = f"import strictq, sys; print(*(m for m in {heavy} if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
     assert done.stdout.split() == []
 
 
 def test_import_leaves_alone_what_few_programs_need() -> None:
     """Each of them takes longer to import than what it would be imported for."""
     late = {"ctypes", "hashlib", "importlib.resources", "logging", "secrets", "shutil", "socket", "tempfile", "uuid", "zipfile"}
-    late |= {"strictq._findings", "strictq._store.check", "strictq._store.disk.pages"}
+    late |= {"strictq._values.findings", "strictq._store.whole.check", "strictq._store.disk.pages"}
     code = "import sys, attrs, apsw; before = set(sys.modules); import strictq; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
     assert late & set(done.stdout.split()) == set()

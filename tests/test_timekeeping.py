@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import SHARES, waiting
 from tests.support import timekeeping
 from tests.support.running import ROOT
 
@@ -107,6 +109,37 @@ def test_a_run_that_is_terminated_names_what_ran(project: Path) -> None:
         r"tests were running:\n  test_hanging.py::test_that_fails_with_an_unending_fixture, for \d+ s\n1 had failed:\n", out
     ), out
     assert "test_that_fails_with_an_unending_fixture: ValueError: a failure of its own\n" in out, out
+
+
+class Case:
+    """A collected test with the mark `in_turn`."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+
+    def get_closest_marker(self, name: str) -> bool | None:
+        return True if name == "in_turn" else None
+
+
+def test_each_case_has_its_turn_and_each_test_runs_in_each_turn() -> None:
+    cases: list[Any] = [Case(f"test_{count}[{n}]") for count in (1, 2, 3, 16) for n in range(count)]
+    runs = [{case.nodeid for case in cases} - {case.nodeid for case in waiting(cases, turn)} for turn in range(SHARES)]
+    assert set().union(*runs) == {case.nodeid for case in cases}
+    for run in runs:
+        assert len({name.partition("[")[0] for name in run}) == 4
+        assert len(run) <= 1 + 1 + 1 + 6
+
+
+def test_the_quick_run_says_beforehand_how_long_it_takes(project: Path) -> None:
+    assert timekeeping.expected(2, 2, 0.0).startswith("the quick run takes about 5 minutes: 2 processes on 2 cores")
+    assert timekeeping.expected(2, 2, 6.0).startswith("the quick run takes about 19 minutes")
+    (project / "test_hanging.py").write_text("def test_that_passes():\n    pass\n")
+    (project / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n    slow\n")
+    for arguments, said in (["-m", "not slow"], 1), (["-m", "not slow", "test_hanging.py"], 0), ([], 0):
+        with started(project, 60, "-q", *arguments) as run:
+            out, _ = run.communicate(timeout=PATIENCE_SECONDS)
+        assert out.count("the quick run takes about") == said, out
+        assert "1 passed" in out, out
 
 
 def test_each_folder_belongs_to_a_part() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, assert_type
 
 import strictq
 from strictq import testing
+from strictq.otel import Instrumentation, instrument
 
 
 def open_it() -> None:
@@ -41,7 +43,7 @@ def send(q: strictq.Queue) -> None:
 
 
 def receive(q: strictq.Queue) -> None:
-    batch = q.receive(100, per_key=1, wait=None, lease_seconds=2.0, keys=["a", 1, b"c"], consumer="me", ack_first=False)
+    batch = q.receive(100, per_key=1, wait=None, lease_seconds=2.0, keys=["a", 1, b"c"], consumer="me", charge="all")
     assert_type(batch, strictq.Batch)
     assert_type(batch[0], strictq.Delivery)
     assert_type(batch[1:], list[strictq.Delivery])
@@ -53,6 +55,7 @@ def receive(q: strictq.Queue) -> None:
             assert_type(d.body, bytes)
             assert_type(d.key, str | bytes | int | None)
             assert_type(d.headers, dict[str, str])
+            assert_type(d.dedup_id, str | None)
             assert_type(d.key_state, bytes | None)
             assert_type(d.json(), Any)
         d.start()
@@ -67,13 +70,16 @@ def receive(q: strictq.Queue) -> None:
         assert_type(d.handle, str)
         assert_type(q.delivery(d.handle), strictq.DeliveryRef)
         q.delivery(d.handle).ack()
+        q.delivery(d.handle).release()
+        q.ack_many([d, q.delivery(d.handle)])
     q.ack_many(batch)
     q.nack_many(batch, delay=1.0, reason="later")
-    q.extend_many(batch, 10.0)
+    q.extend_many(batch, 10.0, late=False)
 
 
 def transact(q: strictq.Queue, d: strictq.Delivery) -> None:
     q.app_schema("CREATE TABLE IF NOT EXISTS app_t (a INTEGER) STRICT")
+    q.app_schema("CREATE TABLE IF NOT EXISTS app_u (a INTEGER PRIMARY KEY) STRICT", key_columns={"app_u": "a"})
     with q.transaction(d) as tx:
         assert_type(tx, strictq.Transaction)
         tx.key_state = (tx.key_state or b"") + b"x"
@@ -110,7 +116,9 @@ def operate(q: strictq.Queue) -> None:
     assert_type(q.consumers(), list[strictq.ConsumerStatus])
     assert_type(q.consumers()[0].query, strictq.QueryReport | None)
     assert_type(q.release_consumer("etl", force=True), int)
-    assert_type(q.purge("k", dead=True), int)
+    assert_type(q.purge("k", dead=True, in_flight=True), int)
+    assert_type(q.now(), float)
+    assert_type(q.wait_ready(1.0), bool)
     assert_type(q.check(fix=True), list[strictq.Problem])
 
 
@@ -128,9 +136,15 @@ def watch(q: strictq.Queue) -> None:
         def count(self, name: str, n: int, shard: int) -> None:
             print(name, n, shard)
 
+        @contextmanager
+        def sending(self, messages: int) -> Iterator[dict[str, str]]:
+            yield {"sent-with": str(messages)}
+
     with q.observe(Metrics()) as observation:
         assert_type(observation, strictq.Observation)
     assert_type(q.observe(Metrics()), strictq.Observation)
+    assert_type(instrument(q, name="orders", traces=False), Instrumentation)
+    instrument(strictq.open_async("a"))
 
 
 def fail(q: strictq.Queue, d: strictq.Delivery) -> None:
@@ -171,6 +185,7 @@ async def asynchronously() -> None:
             await d.start()
             await d.ack()
         assert_type(await q.stats(), strictq.Stats)
+        assert_type(await q.sideline(1.7e9), bool)
 
 
 def work(q: strictq.Queue, p: strictq.Queue) -> None:
@@ -178,7 +193,8 @@ def work(q: strictq.Queue, p: strictq.Queue) -> None:
         jobs[0].fail(strictq.Retry(3.0))
         jobs[0].fail("why")
 
-    worker = strictq.Worker([q, p], process_batch=process_batch, batch_max=10, batch_wait_seconds=0.5)
+    assert_type(q.sideline(None), bool)
+    worker = strictq.Worker([q, p], weights=[3, 1], process_batch=process_batch, batch_max=10, batch_wait_seconds=0.5)
     assert_type(worker.workers, tuple[strictq.Worker, ...])
 
 

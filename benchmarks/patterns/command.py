@@ -28,6 +28,9 @@ from .catalog import BOUNDS, PATTERNS, Pattern
 THIS: Final = "strictq"
 FORMS: Final[dict[str, tuple[float, int]]] = {"full": (1.0, 3), "short": (0.2, 1), "tiny": (0.0, 1)}
 """For each form, the part of the messages that are measured, and the rounds."""
+README: Final = ROOT / "README.md"
+README_ROWS: Final = ("one", "batch-100", "batch-1000", "full-one", "full-100", "consume-1", "consume-3")
+"""The patterns of the README's table. The page has all of them."""
 SECONDS_MAX: Final = 300.0
 """A program that takes longer is ended, and its side has no figure."""
 
@@ -149,26 +152,33 @@ def ratio(ours: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, base, strict=False))
 
 
-def table(result: dict[str, Any]) -> str:
-    """Return the figures as a Markdown table: a row for each pattern, a column for each side."""
-    figures: Figures = result["figures"]
-    names = [n for n in (*result["against"], BARE, *PEERS) if any(n in sides for sides in figures.values())]
+def table(figures: Figures, sides: Sequence[str]) -> str:
+    """Return the figures as a Markdown table: a row for each pattern, a column for each side that has any."""
+    names = [n for n in sides if any(n in found for found in figures.values())]
     lines = [f"| pattern | {THIS} | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    for name, sides in figures.items():
-        if ours := sides.get(THIS):
-            cells = [f"{_number(sides[n])} ({ratio(ours, sides[n]):.2f}×)" if n in sides else "–" for n in names]
+    for name, found in figures.items():
+        if ours := found.get(THIS):
+            cells = [_cell(ours, found[n]) if n in found else "–" for n in names]
             lines.append(f"| {PATTERNS[name].what} | {' | '.join([_number(ours), *cells])} |")
     return "\n".join(lines)
 
 
+def _cell(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    measured = min(map(statistics.median, (ours, theirs))) > 0
+    return f"{_number(theirs)} ({ratio(ours, theirs):.2f}×)" if measured else _number(theirs)
+
+
 def _number(values: Sequence[float]) -> str:
     value = statistics.median(values)
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    # A pattern may be the difference of two runs. If it is smaller than their noise, there is no figure.
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}" if value > 0 else "–"
 
 
 def _publish(result: dict[str, Any], options: argparse.Namespace) -> None:
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    text = "\n\n".join((f"{result['form'].capitalize()} form: {versions}.", table(result)))
+    figures: Figures = result["figures"]
+    head = f"{result['form'].capitalize()} form: {versions}.\n\n"
+    text = head + table(figures, (*result["against"], BARE, *PEERS))
     print(text)
     for name, why in result["missing"].items():
         print(f"{name} was not measured: {why}")
@@ -178,6 +188,9 @@ def _publish(result: dict[str, Any], options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.write:
         PAGE.write_text(report.put(PAGE, "patterns", text), encoding="utf-8")
+        if figures.keys() >= set(README_ROWS):
+            short = table({name: figures[name] for name in README_ROWS}, (BARE, *PEERS))
+            README.write_text(report.put(README, "patterns", head + short), encoding="utf-8")
 
 
 def _version(text: str) -> tuple[str, Path]:

@@ -40,7 +40,7 @@ FEATURES: Final[dict[Feature, str]] = {
     "nack": "a message can be given back",
     "lease": "a call, or time alone, gives what was held too long to another consumer",
     "fencing": "a consumer that lost its message can change nothing any more",
-    "attempts": "attempts count starts of a handler, not hand-outs",
+    "attempts": "attempts count starts of a handler, not deliveries",
     "dead letters": "a message can be put aside as failed",
     "redrive": "what was put aside can be put back",
     "dedup": "a send that is repeated under the same id is stored once",

@@ -58,7 +58,7 @@ def _plot(result: dict[str, Any], lines: dict[str, dict[int, float]], label: str
             sizes = sorted(line)
             width = 2.2 if name == OURS else 1.2
             axes.plot(sizes, [line[s] for s in sizes], marker="o", markersize=3, linewidth=width, label=name, color=COLOURS[name])
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="messages a second, whole life")
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="messages per second, whole life")
         versions = result["versions"]
         axes.set_title(
             f"durability {durability!r}, {result['form']} form, {versions['cores']} cores, load {versions['load']}",
@@ -66,5 +66,5 @@ def _plot(result: dict[str, Any], lines: dict[str, dict[int, float]], label: str
             loc="left",
         )
         axes.grid(visible=True, which="major", linewidth=0.3)
-        axes.legend(frameon=False, fontsize=8, ncols=3)
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=4)
         figure.savefig(file, metadata={"Date": None})

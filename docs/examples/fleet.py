@@ -1,6 +1,6 @@
 """Four ships with a queue each, read as one stream on Spark, and how far behind each of them is. Run it: python fleet.py
 
-Needs `pip install "strictq[spark]"` and Java 17 or newer. North sends readings steadily. East sends a burst. West stops. South is
+Needs strictq's extra "spark" and Java 17 or newer. North sends readings steadily. East sends a burst. West stops. South is
 at sea: its queue, with the readings of the voyage, comes into the fleet's directory while the stream runs, and is found. The
 stream reads less in a second than the ships send at their peak, so each ship's lag grows and shrinks. A line every half second
 shows it, and --plot draws it:
@@ -86,9 +86,9 @@ class Fleet:
         for ship, q in list(self.queues.items()):
             try:
                 consumers = q.consumers()
+                found[ship] = consumers[0].lag if consumers else q.stats().depth
             except strictq.QueueClosed:  # it is coming into port
                 continue
-            found[ship] = consumers[0].lag if consumers else q.stats().depth
         return found
 
     def close(self):

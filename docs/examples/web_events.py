@@ -1,6 +1,6 @@
 """Web events on Spark: staged by this program, cleaned in parallel, applied in order per user. Run it: python web_events.py
 
-Needs `pip install "strictq[spark]"` and Java 17 or newer. This program, Spark's driver, sends raw events to one queue while Spark
+Needs strictq's extra "spark" and Java 17 or newer. This program, Spark's driver, sends raw events to one queue while Spark
 works. A stream cleans them, on all cores and in any order, into a second queue, each one exactly once. A pipeline applies what is
 clean to the users' profiles, in order per user, each one once. Meanwhile a line every half second says how far behind both are.
 

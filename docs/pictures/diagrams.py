@@ -1,4 +1,4 @@
-"""Draw the diagrams of the documentation: lifecycle, lease, lanes, outbox, confirmed and chain.svg. Run it in this directory."""
+"""Draw the diagrams of the documentation: lifecycle, lease, lanes, outbox, ranges, confirmed and chain.svg. Run it in this directory."""
 
 from html import escape
 from pathlib import Path
@@ -32,10 +32,16 @@ class Picture:
         anchor: str = "middle",
         fill: str = INK,
         size: int = 12,
+        halo: bool = False,
     ) -> None:
-        """Write a line of text."""
+        """Write a line of text; with a halo, it can be read across a line."""
+        white = (
+            ' stroke="#ffffff" stroke-width="4" paint-order="stroke"'
+            if halo
+            else ""
+        )
         self._parts.append(
-            f'<text x="{at[0]:g}" y="{at[1]:g}" text-anchor="{anchor}" fill="{fill}" font-size="{size}">{escape(text)}</text>'
+            f'<text x="{at[0]:g}" y="{at[1]:g}" text-anchor="{anchor}" fill="{fill}" font-size="{size}"{white}>{escape(text)}</text>'
         )
 
     def box(
@@ -87,9 +93,8 @@ class Picture:
         head = " ".join(f"{a:.1f},{b:.1f}" for a, b in [(x, y), *wings])
         self._parts.append(f'<polygon points="{head}" fill="{LINE}"/>')
         if text:
-            self.text(
-                at or ((x0 + x) / 2, (y0 + y) / 2 - 6), text, anchor=anchor
-            )
+            middle = ((x0 + x) / 2, (y0 + y) / 2 - 6)
+            self.text(at or middle, text, anchor=anchor, halo=True)
 
     def line(self, start: Point, end: Point) -> None:
         """Draw a thin line."""
@@ -105,101 +110,75 @@ class Picture:
 def lifecycle() -> str:
     """Draw the states of a message."""
     p = Picture(760, 400, "The states of a message")
-    p.arrow((20, 125), (100, 125), text="send", at=(55, 118))
+    p.group((170, 88), 140, 212, "")
+    p.box((190, 110), 100, "ready")
+    p.box((190, 250), 100, "delayed")
+    p.box((420, 110), 100, "in_flight")
+    p.box((420, 330), 100, "held")
+    p.box((630, 110), 110, "resolved")
+    p.box((630, 250), 110, "dead")
+    p.arrow((40, 118), (190, 118), text="send", at=(105, 112))
+    p.arrow((40, 265), (190, 265), text="send with delay", at=(105, 259))
     p.arrow(
-        (20, 275),
-        (100, 275),
-        text="send with delay",
-        at=(24, 268),
-        anchor="start",
-    )
-    p.box((100, 110), 100, "ready")
-    p.box((340, 110), 100, "in_flight")
-    p.box((620, 110), 110, "resolved")
-    p.box((100, 260), 100, "delayed")
-    p.box((340, 340), 100, "held")
-    p.box((620, 260), 110, "dead")
-    p.arrow((200, 118), (340, 118), text="receive")
-    p.arrow(
-        (340, 134), (200, 134), text="release, lease expires", at=(270, 150)
-    )
-    p.arrow((440, 125), (620, 125), text="ack")
-    p.arrow(
-        (340, 140),
-        (270, 262),
-        (200, 262),
-        text="nack, defer",
-        at=(315, 215),
-        anchor="start",
-    )
-    p.arrow(
-        (150, 260),
-        (150, 140),
+        (212, 250),
+        (212, 140),
         text="delay is over",
-        at=(146, 205),
-        anchor="end",
-    )
-    p.arrow(
-        (440, 138),
-        (620, 262),
-        text="reject, or out of attempts",
-        at=(397, 225),
+        at=(218, 200),
         anchor="start",
     )
+    p.arrow((290, 118), (420, 118), text="receive")
     p.arrow(
-        (390, 140),
-        (390, 340),
+        (420, 134), (290, 134), text="release, lease expires", at=(355, 150)
+    )
+    p.arrow((520, 125), (630, 125), text="ack")
+    p.arrow(
+        (436, 140),
+        (350, 262),
+        (290, 262),
+        text="nack, defer",
+        at=(402, 205),
+        anchor="start",
+    )
+    p.arrow((520, 138), (630, 258))
+    p.text((502, 205), "reject, or", anchor="start", halo=True)
+    p.text((502, 221), "out of attempts", anchor="start", halo=True)
+    p.arrow(
+        (470, 140),
+        (470, 330),
         text="out of attempts, on_poison=hold",
-        at=(396, 318),
+        at=(476, 306),
         anchor="start",
     )
+    p.arrow((250, 300), (250, 354), (420, 354), text="hold(key)", at=(335, 370))
     p.arrow(
-        (200, 282), (340, 345), text="hold(key)", at=(272, 340), anchor="end"
+        (420, 338), (285, 338), (285, 300), text="release(key)", at=(352, 331)
     )
     p.arrow(
-        (104, 140),
-        (60, 175),
-        (60, 362),
-        (340, 362),
-        text="hold(key)",
-        at=(160, 378),
-    )
-    p.arrow(
-        (340, 350),
-        (210, 310),
-        (78, 310),
-        (78, 200),
-        (122, 140),
-        text="release(key)",
-        at=(92, 325),
-        anchor="start",
-    )
-    p.arrow(
-        (130, 110),
-        (130, 30),
-        (660, 30),
-        (660, 110),
+        (255, 110),
+        (255, 62),
+        (680, 62),
+        (680, 110),
         text="TTL expires, or purge",
-        at=(390, 24),
+        at=(460, 56),
     )
     p.arrow(
-        (170, 110),
-        (170, 62),
-        (560, 62),
-        (560, 270),
-        (620, 270),
+        (215, 110),
+        (215, 30),
+        (752, 30),
+        (752, 265),
+        (740, 265),
         text="TTL expires, on_expire=dead_letter",
-        at=(365, 56),
+        at=(460, 24),
     )
-    p.arrow((690, 260), (690, 140), text="purge", at=(700, 205), anchor="start")
+    p.arrow((690, 250), (690, 140), text="purge", at=(697, 200), anchor="start")
     p.arrow(
-        (675, 290),
-        (675, 390),
-        (40, 390),
-        (40, 132),
-        (100, 132),
+        (685, 280),
+        (685, 386),
+        (20, 386),
+        (20, 132),
+        (190, 132),
         text="redrive",
-        at=(590, 384),
+        at=(600, 380),
     )
     return p.svg()
 
@@ -239,31 +218,30 @@ def lease() -> str:
 def lanes() -> str:
     """Draw where a lane is: in memory while something happens to it, and in a row while it is at rest."""
     p = Picture(760, 300, "A lane in memory and at rest")
-    p.box((16, 46), 108, "send", fill=GROUP)
-    p.box((16, 118), 108, "receive, ack", fill=GROUP)
     p.group(
-        (180, 12), 560, 138, "the file: two logs, which every process reads"
+        (180, 12), 564, 190, "the file of a shard, which every process reads"
     )
-    p.box((200, 46), 520, "message: every message, in the order of arrival")
-    p.box(
-        (200, 108), 520, "journal: every change of state, a row for each call"
-    )
-    p.arrow((124, 61), (200, 61), text="append", at=(152, 55))
-    p.arrow((124, 133), (200, 125), text="append", at=(152, 118))
-    p.box((200, 204), 220, "memory: loaded lanes", height=40)
-    p.box((520, 204), 220, "lane: a row for each lane", height=40)
-    p.arrow((310, 138), (310, 204), text="apply", at=(316, 182), anchor="start")
-    p.arrow((420, 214), (520, 214), text="fold", at=(470, 207))
-    p.arrow((520, 234), (420, 234), text="load", at=(470, 250), dashed=True)
+    p.box((16, 44), 108, "send", fill=GROUP)
+    p.box((16, 86), 108, "receive, ack", fill=GROUP)
+    p.box((200, 44), 524, "message: every message, in the order of arrival")
+    p.box((200, 86), 524, "journal: every change of state, one row per call")
+    p.box((474, 156), 250, "lane: one row per lane at rest")
+    p.box((200, 240), 220, "memory: loaded lanes", height=40)
+    p.arrow((124, 59), (200, 59), text="append", at=(152, 53))
+    p.arrow((124, 101), (200, 101), text="append", at=(152, 95))
+    p.arrow((300, 116), (300, 240), text="apply", at=(307, 224), anchor="start")
+    p.arrow((420, 252), (560, 252), (560, 186), text="fold", at=(490, 246))
     p.arrow(
-        (630, 204),
-        (630, 138),
-        text="then cut",
-        at=(636, 182),
-        anchor="start",
+        (640, 186),
+        (640, 270),
+        (420, 270),
+        text="load",
+        at=(490, 285),
+        dashed=True,
     )
-    p.text((310, 272), "changed while a call runs")
-    p.text((630, 272), "exact as of one row of the journal")
+    p.arrow(
+        (690, 156), (690, 116), text="then cut", at=(683, 140), anchor="end"
+    )
     return p.svg()
 
 
@@ -292,6 +270,36 @@ def outbox() -> str:
         (180, 164),
         text="2. delete the outbox row",
         at=(400, 198),
+    )
+    return p.svg()
+
+
+def ranges() -> str:
+    """Draw how lanes move from a shard to another one."""
+    p = Picture(760, 330, "A lane moves to another shard")
+    p.group((20, 20), 340, 190, "the shard that the range leaves")
+    p.group((400, 20), 340, 190, "the shard that it moves to")
+    p.box((40, 60), 130, "row of the lane")
+    p.box((40, 150), 130, "messages")
+    p.box((210, 60), 130, "parcel")
+    p.box((590, 60), 130, "row of the lane")
+    p.box((590, 150), 130, "messages")
+    p.arrow((170, 75), (210, 75), text="1")
+    p.arrow((340, 75), (590, 75), text="2", at=(465, 69))
+    p.arrow((170, 165), (590, 165), text="2", at=(465, 159))
+    p.text((105, 198), "3: deleted", size=11)
+    p.text((275, 108), "3: deleted", size=11)
+    steps = (
+        "1  leaves: one transaction, then synced. No call finds the lane here any more.",
+        "2  arrives: one transaction of the other shard, then synced. Calls find it there.",
+        "3  is swept: one transaction. No call waits for it.",
+    )
+    for n, text in enumerate(steps):
+        p.text((40, 240 + 20 * n), text, anchor="start")
+    p.text(
+        (40, 310),
+        "Any process may do step 2 or 3, any number of times: the parcel and its messages do not change.",
+        anchor="start",
     )
     return p.svg()
 
@@ -358,6 +366,7 @@ PICTURES: Final = {
     "lease.svg": lease,
     "lanes.svg": lanes,
     "outbox.svg": outbox,
+    "ranges.svg": ranges,
     "confirmed.svg": confirmed,
     "chain.svg": chain,
 }

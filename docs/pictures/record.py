@@ -1,4 +1,4 @@
-"""Record demo.svg and overlap.svg from real runs of `strictq demo`. Run it in this directory: python record.py"""
+"""Record demo.svg, overlap.svg and outage.svg from real runs. Run it in this directory: python record.py"""
 
 import re
 import subprocess
@@ -13,10 +13,8 @@ CHARACTER_PIXELS: Final = 7.85
 MARGIN: Final = 14
 TITLE_PIXELS: Final = 30
 WRAP: Final = f"(.{{1,{COLUMNS}}})(?: |$)"
-LEFT_OUT: Final = re.compile(
-    r"(^sent [\d,]+, processed .*\n)+|^Longest keys\n(.+\n)+", re.MULTILINE
-)
-"""Progress lines and the last table. The picture has an ellipsis instead."""
+LEFT_OUT: Final = re.compile(r"(^sent [\d,]+, processed .*\n)+", re.MULTILINE)
+"""Progress lines. The picture has an ellipsis instead."""
 
 
 def demo(*options: str) -> list[str]:
@@ -71,3 +69,14 @@ if __name__ == "__main__":
         terminal("strictq demo", demo()), encoding="utf-8"
     )
     demo("--worker", "--events", "40", "--plot", "overlap.svg")
+    subprocess.run(
+        [
+            sys.executable,
+            "../examples/outage.py",
+            "--seconds",
+            "60",
+            "--plot",
+            "outage.svg",
+        ],
+        check=True,
+    )

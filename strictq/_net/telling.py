@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from .. import _errors
-from .. import _hints as hints
-from .._errors import StoreError, StrictqError
+from .._values import errors as _errors
+from .._values import hints
+from .._values.errors import StoreError, StrictqError
 
 TOLD_BYTES_MAX: Final = 1 << 20
 _FIELDS: Final = {"segment": int, "term": int}

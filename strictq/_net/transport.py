@@ -10,9 +10,9 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from .. import _files as files
-from .. import _hints as hints
-from .._errors import ConfigError, InvalidArgument, StoreError
+from .._platform import files
+from .._values import hints
+from .._values.errors import ConfigError, InvalidArgument, StoreError
 
 BACKLOG: Final = 128
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")

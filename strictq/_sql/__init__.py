@@ -8,9 +8,9 @@ an expression that `choose` replaces by NULL unless it is requested.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -63,16 +63,55 @@ def insert_into(table: str, columns: int) -> str:
     return f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * columns)})'  # noqa: S608 - quoted
 
 
+def any_of(table: str) -> str:
+    """Return a SELECT of whether one of the program's own tables has a row."""
+    quoted = table.replace('"', '""')
+    return f'SELECT EXISTS (SELECT 1 FROM "{quoted}")'  # noqa: S608 - quoted
+
+
 def select_all(table: str) -> str:
     """Return a SELECT of every row of one of the program's own tables."""
     quoted = table.replace('"', '""')
     return f'SELECT * FROM "{quoted}"'  # noqa: S608 - quoted
 
 
+def with_columns(table: str, columns: Sequence[str]) -> str:
+    """Return an INSERT of these columns of one of the program's own tables. It does what no ON CONFLICT of the table asks for."""
+    names = ", ".join(map(_quoted, columns))
+    return f"INSERT OR ABORT INTO {_quoted(table)} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 - quoted
+
+
+def rows_of(verb: Literal["SELECT", "DELETE"], table: str, column: str, columns: Sequence[str] = ()) -> str:
+    """Return a SELECT or a DELETE of the rows of one of the program's own tables in which a column has exactly this value."""
+    names, key = ", ".join(map(_quoted, columns)), _quoted(column)
+    where = f"FROM {_quoted(table)} WHERE {key} = ?1 COLLATE BINARY AND typeof({key}) = typeof(?1)"
+    return f"{verb} {names} {where}"
+
+
+def rows_after(table: str, column: str, *, first: bool) -> str:
+    """Return a SELECT of some distinct values of a column of one of the program's own tables, ascending.
+
+    Takes how many and, unless `first`, the value before them.
+    """
+    key = f"{_quoted(column)} COLLATE BINARY"
+    where = f"{key} IS NOT NULL" if first else f"{key} > ?2"
+    return f"SELECT DISTINCT {key} FROM {_quoted(table)} WHERE {where} ORDER BY {key} LIMIT ?1"  # noqa: S608 - quoted
+
+
+def rows_over(table: str, column: str) -> str:
+    """Return a SELECT of the values of a column that more than ?1 rows of one of the program's own tables have, and how many."""
+    key = f"{_quoted(column)} COLLATE BINARY"
+    return f"SELECT {key}, count(*) FROM {_quoted(table)} GROUP BY {key} HAVING count(*) > ?1"  # noqa: S608 - quoted
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 CATALOG: Final = Statements("catalog")
 SHARD: Final = Statements("shard")
 OUTBOX: Final = Statements("outbox")
-HANDOUT: Final = Statements("handout")
+RECORDED_BATCHES: Final = Statements("recorded_batches")
 SCAN: Final = Statements("scan")
 CHECK: Final = Statements("check")
 SALVAGE: Final = Statements("salvage")
@@ -85,8 +124,12 @@ LOG: Final = Statements("log")
 TABLES: Final = Statements("tables")
 LOOKS: Final = Statements("looks")
 OPERATE: Final = Statements("operate")
+OUTPUTS: Final = Statements("outputs")
+TURNS: Final = Statements("turns")
+TENANT_DEPTHS: Final = Statements("tenant_depths")
+RANGES: Final = Statements("ranges")
 
-_FEATURES: Final = (SHARD.common, APPLIED.schema, HANDOUT.schema)
+_FEATURES: Final = (SHARD.common, APPLIED.schema, RECORDED_BATCHES.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
 SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lease_index))
 """The tables of a shard of format 1. Salvage knows their order: the first page of each follows from it."""

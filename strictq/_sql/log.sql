@@ -8,7 +8,7 @@ CREATE TABLE message (
     sent_at  INTEGER NOT NULL,                     -- queue time
     due      INTEGER,                              -- sent with a delay: when it ends
     expires  INTEGER,
-    opts     TEXT,                                 -- headers, size_hint, prepare_seconds, process_seconds; NULL: none
+    opts     TEXT,                                 -- headers, size_hint, estimates, dedup id; NULL: none
     body     BLOB                                  -- last: a reader of the other columns never touches overflow pages
 ) STRICT;
 CREATE TABLE journal (
@@ -29,7 +29,7 @@ INSERT INTO journal VALUES (0, 23, 0, 0, 0, 0, NULL, NULL);
 SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM message);
 
 -- name: last_time
--- catalog: queue time of the last write. Rowid seeks.
+-- shard_identity.last_time: queue time of the last write. Rowid seeks.
 SELECT max((SELECT at FROM journal ORDER BY id DESC LIMIT 1), (SELECT sent_at FROM message ORDER BY id DESC LIMIT 1));
 
 -- name: entries
@@ -37,8 +37,15 @@ SELECT max((SELECT at FROM journal ORDER BY id DESC LIMIT 1), (SELECT sent_at FR
 SELECT id, kind, at, top, token, deadline, holder, data FROM journal WHERE id > ? ORDER BY id;
 
 -- name: messages
--- log_rows: the same for messages, without their bodies. Index: rowid.
-SELECT id, key, seq, sent_at, due, expires, opts FROM message WHERE id > ? ORDER BY id;
+-- log_rows: the same for messages. Takes the last one, and the length up to which bodies are read: a short one is on the row's
+-- page, and the length of any body is known without it. Index: rowid.
+SELECT id, key, seq, sent_at, due, expires, opts, iif(length(body) <= ?2, body, NULL) FROM message WHERE id > ?1 ORDER BY id;
+
+-- name: news
+-- log_rows: both, in one statement: first the entries, then the messages, each in order. Takes the last ones that memory has,
+-- how many rows to read, and the length up to which bodies are read. Index: rowid.
+SELECT id, kind, at, top, token, deadline, holder, data FROM journal WHERE id > ?1
+UNION ALL SELECT id, key, seq, sent_at, due, expires, opts, iif(length(body) <= ?4, body, NULL) FROM message WHERE id > ?2 LIMIT ?3;
 
 -- name: append
 -- log_rows: one entry, in a transaction that has caught up. Takes every column.
@@ -63,6 +70,35 @@ INSERT INTO message VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?) }};
 INSERT OR IGNORE INTO message VALUES (?1, ?2,
     iif((SELECT max(id) FROM message) = ?1 - 1 AND (SELECT max(id) FROM journal) = ?9, ?3, NULL), ?4, ?5, ?6, ?7, ?8);
 
+-- name: pairs
+-- log_rows: temporary views, one connection's own. An INSERT into one writes two tables in a single statement, which is a
+-- transaction of its own. It writes nothing if the newest rows are not those that memory has, or if the dedup id is known.
+CREATE TEMP VIEW IF NOT EXISTS deduped (id, key, seq, sent_at, due, expires, opts, body, seen, dedup_id, until) AS
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+CREATE TEMP TRIGGER IF NOT EXISTS send_deduped INSTEAD OF INSERT ON deduped BEGIN
+    SELECT RAISE(IGNORE) WHERE (SELECT max(id) FROM message) <> NEW.id - 1 OR (SELECT max(id) FROM journal) <> NEW.seen
+        OR EXISTS (SELECT 1 FROM dedup WHERE key = NEW.key AND dedup_id = NEW.dedup_id AND until > NEW.sent_at);
+    DELETE FROM dedup WHERE (key, dedup_id) = (SELECT key, dedup_id FROM dedup WHERE until <= NEW.sent_at ORDER BY until LIMIT 1);
+    INSERT OR REPLACE INTO dedup VALUES (NEW.key, NEW.dedup_id, NEW.seq, NEW.id, NEW.until, NULL);
+    INSERT INTO message VALUES (NEW.id, NEW.key, NEW.seq, NEW.sent_at, NEW.due, NEW.expires, NEW.opts, NEW.body);
+END;
+CREATE TEMP VIEW IF NOT EXISTS troubled (id, kind, at, top, token, deadline, holder, data, arrival, attempts, first_at, error,
+    output, errors) AS SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+CREATE TEMP TRIGGER IF NOT EXISTS append_troubled INSTEAD OF INSERT ON troubled BEGIN
+    SELECT RAISE(IGNORE) WHERE (SELECT max(id) FROM journal) <> NEW.id - 1 OR (SELECT max(id) FROM message) <> NEW.top;
+    INSERT OR REPLACE INTO trouble VALUES (NEW.arrival, NEW.attempts, NEW.first_at, NEW.error, NEW.output, NEW.errors);
+    INSERT INTO journal VALUES (NEW.id, NEW.kind, NEW.at, NEW.top, NEW.token, NEW.deadline, NEW.holder, NEW.data);
+END;
+
+-- name: insert_deduped_alone
+-- log_rows: one message with a dedup id, and the id, by `pairs`. Takes every column, the newest entry, the dedup id, and the end
+-- of its window.
+INSERT INTO deduped VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: append_troubled_alone
+-- log_rows: one entry, and what an attempt left of a message, by `pairs`. Takes every column of the entry and of `trouble`.
+INSERT INTO troubled VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- name: keys
 -- log_rows: the keys and seqs of messages. Takes their arrival numbers. Index: rowid.
 SELECT id, key, seq FROM message WHERE id IN ({{ ? }});
@@ -70,6 +106,10 @@ SELECT id, key, seq FROM message WHERE id IN ({{ ? }});
 -- name: times
 -- log_rows: when messages may be delivered, and until when. Takes their arrival numbers. Index: rowid.
 SELECT id, due, expires FROM message WHERE id IN ({{ ? }}) AND (due IS NOT NULL OR expires IS NOT NULL);
+
+-- name: sent_from
+-- log_rows: the first message from an arrival number on, and when it was sent. Index: rowid.
+SELECT id, sent_at FROM message WHERE id >= ? ORDER BY id LIMIT 1;
 
 -- name: sent_at
 -- log_rows: when messages were sent. Takes their arrival numbers as an array. Index: rowid.

@@ -22,17 +22,25 @@ FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.
 SELECT d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
 FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id WHERE d.key = ? ORDER BY d.id LIMIT ?;
 
+-- name: dead_letter_of
+-- looking.dead_letter: one of them. Takes key and seq. Index: dead_seq, rowids.
+SELECT d.key, d.seq, d.id, m.body, m.opts, d.kind, d.reason, ifnull(t.attempts, 0), m.sent_at, d.died_at, t.errors, t.output
+FROM dead d CROSS JOIN message m ON m.id = d.id LEFT JOIN trouble t ON t.id = d.id WHERE d.key = ? AND d.seq = ?;
+
+-- name: dead_reasons
+-- looking.dead_reasons: those of the whole shard, without their messages. Takes limit. Index: primary key of dead.
+SELECT key, seq, kind, reason, died_at FROM dead ORDER BY key, id LIMIT ?;
+
 -- name: leased_lanes
 -- counting: lanes that were leased when their rows were written, until later than a time, which it takes. Index: lane_leased.
 SELECT key FROM lane INDEXED BY lane_leased WHERE token IS NOT NULL AND deadline > ?;
 
--- name: delayed_lanes
--- counting: the same for delayed lanes. Index: lane_due.
-SELECT key FROM lane INDEXED BY lane_due WHERE due IS NOT NULL AND due > ?;
-
--- name: held_lanes
--- counting: the same for held lanes. Index: lane_held.
-SELECT key FROM lane INDEXED BY lane_held WHERE held_at IS NOT NULL;
+-- name: lanes_apart
+-- counting: lanes that were leased or delayed when their rows were written, until later than a time, which it takes, and those that
+-- were held. Indexes: lane_leased, lane_due, lane_held.
+SELECT key FROM lane INDEXED BY lane_leased WHERE token IS NOT NULL AND deadline > ?1
+UNION ALL SELECT key FROM lane INDEXED BY lane_due WHERE due IS NOT NULL AND due > ?1
+UNION ALL SELECT key FROM lane INDEXED BY lane_held WHERE held_at IS NOT NULL;
 
 -- name: lanes_with_messages
 -- counting: lanes that had messages when their rows were written. Takes the last key that was read, and how many. Index: primary key.
@@ -94,7 +102,7 @@ SELECT DISTINCT 'dedup id', key FROM dedup WHERE key <> x'' UNION ALL SELECT 'ke
 -- checking: the newest send to another shard that has not arrived. Scans outbox.
 SELECT ifnull(max(id), 0) FROM outbox;
 
--- name: handouts
+-- name: recorded_batches
 -- checking: every batch, and how many of its messages were rejected. Scans handout; primary key.
 SELECT h.consumer, h.n, h.state, h.token, h.messages,
        (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n) FROM handout h;
@@ -114,6 +122,6 @@ WHERE key > ?1 AND key < x'6f' AND instr(key, x'21') ORDER BY key LIMIT ?2;
 -- forgetting: when the oldest entry was written that is not cut. Takes the last cut. Index: rowid.
 SELECT at FROM journal WHERE id > ? ORDER BY id LIMIT 1;
 
--- name: outbox
--- reporting.stats: sends to other shards that have not arrived.
-SELECT count(*) FROM outbox;
+-- name: kept
+-- reporting.stats: sends to other shards that have not arrived, and the bytes of the batches that named consumers keep. One row for each.
+SELECT (SELECT count(*) FROM outbox), (SELECT ifnull(sum(bytes), 0) FROM handout);

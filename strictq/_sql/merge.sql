@@ -16,7 +16,3 @@ SELECT key, value FROM key_state;
 -- name: dead_letters
 -- merging.listed: every dead letter.
 SELECT key, id, seq FROM dead;
-
--- name: app_tables
--- merging.app_rows: the program's own tables. Scans the schema.
-SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'app\_%' ESCAPE '\' ORDER BY name;

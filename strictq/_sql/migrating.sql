@@ -85,10 +85,6 @@ WHERE (q.lane, q.dedup_id) > (?, ?) ORDER BY q.lane, q.dedup_id LIMIT ?;
 SELECT s.lane, l.key, s.value FROM main.key_state s LEFT JOIN main.lane l ON l.id = s.lane
 WHERE s.lane > ? ORDER BY s.lane LIMIT ?;
 
--- name: programs_tables
--- reader: the program's own tables. Scans the schema.
-SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name LIKE 'app\_%' ESCAPE '\' ORDER BY name;
-
 -- name: due_of
 -- moving: the end of the delay of a copied message. Takes its arrival number. Index: rowid.
 SELECT due FROM main.next_message WHERE id = ?;

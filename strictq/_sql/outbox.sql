@@ -3,6 +3,10 @@
 INSERT INTO outbox (destination, id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: any
+-- outbox.waits: whether there is a row. Primary key seek.
+SELECT 1 FROM outbox LIMIT 1;
+
 -- name: destinations
 -- outbox.destinations: the shards with pending sends. Skips along the primary key.
 SELECT DISTINCT destination FROM outbox ORDER BY destination;
@@ -11,6 +15,11 @@ SELECT DISTINCT destination FROM outbox ORDER BY destination;
 -- outbox.waiting: the oldest of one destination. Takes destination, limit. Index: primary key.
 SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body
 FROM outbox WHERE destination = ? ORDER BY id LIMIT ?;
+
+-- name: in_order
+-- outbox.in_order: the oldest of all destinations. Takes limit. Reads the table: sends wait for moments.
+SELECT destination, id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body
+FROM outbox ORDER BY id LIMIT ?;
 
 -- name: delete
 -- outbox.forget: sends that the destination has durably. Takes destination, last id. Index: primary key.

@@ -19,26 +19,26 @@ CREATE TABLE fork (
 ) STRICT, WITHOUT ROWID;
 
 -- name: has_table
--- catalog.set_replication: whether the queue was ever replicated. Scans the schema.
+-- queue_db.set_replication: whether the queue was ever replicated. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'replication';
 
 -- name: read
--- catalog: the one row. Index: primary key.
+-- queue_db.read: the one row. Index: primary key.
 SELECT history_id, term, mode, target, settings, floor_time FROM replication WHERE one = 1;
 
 -- name: write
--- catalog.set_replication: the one row. Takes every column after `one`.
+-- queue_db.set_replication: the one row. Takes every column after `one`.
 INSERT INTO replication VALUES (1, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (one) DO UPDATE SET history_id = excluded.history_id, term = excluded.term, mode = excluded.mode,
     target = excluded.target, settings = excluded.settings, floor_time = excluded.floor_time;
 
 -- name: raise_version
--- catalog.set_replication: raise the version that every write compares, so that each process reads the settings again.
+-- queue_db.set_replication: raise the version that every write compares, so that each process reads the settings again.
 -- Returns the new version. The table has one row.
 UPDATE queue SET config_version = config_version + 1 RETURNING config_version;
 
 -- name: restored
--- catalog.set_epoch: in a queue that continues another queue's state. Takes epoch, boot_id.
+-- queue_db.set_epoch: in a queue that continues another queue's state. Takes epoch, boot_id.
 UPDATE queue SET epoch = ?, boot_id = ?;
 
 -- name: promoted
@@ -46,9 +46,9 @@ UPDATE queue SET epoch = ?, boot_id = ?;
 UPDATE queue SET epoch = ?, boot_id = ?, time_offset = ?;
 
 -- name: forks
--- catalog.forks: all of them.
+-- queue_db.forks: all of them.
 SELECT history_id, term, at, shards FROM fork;
 
 -- name: add_fork
--- catalog.set_replication: with the new history. Takes the columns in order.
+-- queue_db.set_replication: with the new history. Takes the columns in order.
 INSERT INTO fork VALUES (?, ?, ?, ?) ON CONFLICT (history_id) DO NOTHING;

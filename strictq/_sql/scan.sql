@@ -18,7 +18,7 @@ SELECT key FROM lane WHERE key >= ?1 AND (?2 OR key > ?1) AND key < ?3 ORDER BY 
 -- name: packed
 -- scan: one row, the messages of a step column by column; what is not wanted is NULL. `headed` is not 0 if one may have headers.
 -- A column's values are in the order of the arrival numbers, which it takes as an array. Index: rowid.
-SELECT count(m.id), /*?headers*/ count(m.opts) /*?*/ AS headed, group_concat(m.seq), /*?id*/ group_concat(m.id) /*?*/,
+SELECT count(m.id), /*?headers*/ count(nullif(instr(m.opts, '{'), 0)) /*?*/ AS headed, group_concat(m.seq), /*?id*/ group_concat(m.id) /*?*/,
        /*?sent_at*/ group_concat(m.sent_at) /*?*/, /*?body*/ group_concat(length(m.body)) /*?*/,
        /*?body*/ CAST(group_concat(m.body, '') AS BLOB) /*?*/
 FROM carray(?) c CROSS JOIN message m ON m.id = c.value;

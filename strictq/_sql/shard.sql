@@ -228,7 +228,7 @@ CREATE TABLE counted (
 INSERT INTO counted VALUES (1, 0, 0, 0);
 
 -- name: format_2
--- __init__.FORMAT_2, catalog and migrate: the additions of format 2 to the tables above. The errors are the newest ones of a message's
+-- __init__.FORMAT_2, formats: the additions of format 2 to the tables above. The errors are the newest ones of a message's
 -- attempts, as JSON (see failures.py); NULL if no attempt failed.
 ALTER TABLE message ADD COLUMN errors TEXT;
 ALTER TABLE dead ADD COLUMN errors TEXT;
@@ -239,7 +239,7 @@ ALTER TABLE history ADD COLUMN errors TEXT;
 ALTER TABLE history ADD COLUMN output TEXT;
 
 -- name: objects
--- migrate: everything that the file's schema has.
+-- formats: everything that the file's schema has.
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
 
 -- name: written_tables
@@ -248,13 +248,13 @@ SELECT rootpage FROM sqlite_schema WHERE name IN ('counter', 'inbox', 'journal')
     OR (name = 'message' AND EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'mark'));
 
 -- name: read_meta
--- shard, writer and catalog: one value of the shard's identity. Takes name. Index: primary key.
+-- shard_file, writer and shard_identity: one value of the shard's identity. Takes name. Index: primary key.
 SELECT value FROM meta WHERE name = ?;
 
 -- name: write_meta
--- shard, writer, catalog.lay_out_shard and salvage: set one value of the shard's identity. Takes name, value.
+-- shard, writer, shard_identity.lay_out_shard and salvage: set one value of the shard's identity. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: has_meta
--- catalog.verify_shard and checkpoint: whether the file has its tables. Scans the schema.
+-- shard_identity.verify_shard and checkpoint: whether the file has its tables. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

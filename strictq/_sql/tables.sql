@@ -181,7 +181,7 @@ UPDATE mark SET fold_position = ?, cut = ?, mid = ?, counted = ?, counted_top = 
     dead_letters = ?, rejected = ?, empty_receives = ?, ack_rate = ?, ack_rate_at = ?;
 
 -- name: epoch
--- checkpoint: the epoch of the last write that began one.
+-- shard_identity.epoch and store: the epoch of the last write that began one.
 SELECT epoch FROM mark;
 
 -- name: skip_tokens
@@ -230,7 +230,7 @@ SELECT m.key, m.seq, m.id, m.sent_at,
             ELSE ?9 END,
        ?1, ifnull(t.attempts, 0) + ?2, ?3, ?4, length(m.body),
        CASE WHEN substr(m.opts, 1, 1) = '[' THEN json_extract(m.opts, '$[0]') END, ?5,
-       CASE WHEN ?6 THEN m.body END, t.errors, ifnull(?8, t.output)
+       CASE WHEN ?6 THEN m.body END, t.errors, ifnull(substr(?8, 1, 10000), t.output)
 FROM carray(?7) c CROSS JOIN message m ON m.id = c.value LEFT JOIN trouble t ON t.id = m.id ORDER BY m.id;
 
 -- name: any_trouble
@@ -244,6 +244,10 @@ DELETE FROM trouble WHERE id BETWEEN ? AND ?;
 -- name: key_state
 -- key_states: the state of a key. Index: primary key.
 SELECT value FROM key_state WHERE key = ?;
+
+-- name: settled_key_state
+-- key_states.settled: the same, with what a reader of the shard must know. Index: primary key.
+SELECT (SELECT value FROM key_state WHERE key = ?), features FROM mark;
 
 -- name: set_key_state
 -- key_states: the same. Takes key and value.

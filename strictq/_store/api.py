@@ -10,83 +10,81 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import apsw
 
-from .. import _files as files
-from .._clock import Clock
-from .._config import QueueConfig
-from .._errors import LeaseLost, StoreError
-from .._observe import Observers
-from .._stats import ReplicationStatus, Stats
-from . import catalog, operating, receive, survey, waiting
+from .._platform import files
+from .._platform.clock import Clock
+from .._platform.observe import Observers
+from .._values.config import QueueConfig
+from .._values.errors import LeaseLost, StoreError
+from .._values.tenants import TenantRules
 from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, leased_columns
 from .bulk.insert import BulkRows, PlainRows
 from .bulk.staging import Staging, new_file, new_run
-from .catalog import Fork, Replication
+from .catalog import queue_db
+from .catalog.contents import Fork, Replication
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
-from .directories import (
-    adopt,
-    become_queue,
-    held_alone,
-    is_marked_replica,
-    mark_replica,
-    migrate,
-    page_files,
-    publish,
-    put_in_service,
-    rebuild,
-    replication_of,
-    salvage,
-)
 from .disk import checksums, layout
+from .disk.layout import is_marked_replica, mark_replica, publish
+from .disk.locks import held_alone
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
-from .handouts import Allowance, Handouts, Holding, Want
-from .holders import ProcessHold
-from .holders import share as share_holder
-from .receive import Joined
-from .shard import operating as steps
+from .disk.topology import HASHES, SHARDS_MAX
+from .lane.ranges import Rerouted
 from .shard import settling
-from .shard.columns import PackedColumns
-from .shard.failures import AttemptFailure
-from .shard.handout import Block, Encode, Known, Part
+from .shard.failures import AT_REBOOT, AttemptFailure
 from .shard.headers import headers as decode_headers
-from .shard.leases import Claimed, Fields, Held, Lost, Request, Row, Settlement, Took
-from .shard.messages import Item, Options, Sent, require_valid
-from .shard.settling import Ack, AckClaimed, Advance
-from .shipping import status as ship_status
+from .shard.leases import Claimed, Fields, Held, Lost, PackedColumns, Request, Row, Settlement, Took
+from .shard.messages import HEADER_BYTES_FREE, Item, Options, Sent, header_bytes_max, require_valid
+from .shard.recorded_batches import Block, Encode, Known, Part
+from .shard.settling import Advance
+from .shard.shard_file import Shard
 from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
 from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
-from .store import Hook, ReplicaLook, Store
-from .topology import SHARDS_MAX
-from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
-from .waiting import Patience
-from .worker_reports import Notice, PrivateNotice, R
+from .whole import receive, waiting
+from .whole.copies import adopt, become_queue, page_files, put_in_service, rebuild, replication_of
+from .whole.holders import ProcessHold
+from .whole.holders import share as share_holder
+from .whole.live_consumers import (
+    LOOK_SECONDS,
+    NAME_MAX,
+    Affinity,
+    Description,
+    LiveConsumer,
+    OnlyConsumer,
+    Seen,
+)  # fmt: skip
+from .whole.moving import Moving
+from .whole.operating import Operating
+from .whole.receive import Joined
+from .whole.recorded_batches import Allowance, Holding, RecordedBatches, Want
+from .whole.replicating import Replicating
+from .whole.reports import DeadReason, Reports
+from .whole.store import Hook, ReplicaLook, Store
+from .whole.transaction import Acks, Changes, Committed, Placed, Statement, Transactions, WriteTransaction
+from .whole.waiting import Patience
+from .whole.worker_reports import Attempt, HandlerSpan, RunningHandlers, WorkerSpans
 
 if TYPE_CHECKING:
-    from .._findings import (
-        AttemptError,
-        DeadLetter,
-        Explanation,
-        HistoryRecord,
-        KeyDepth,
-        MessageStatus,
-        PeekedMessage,
-        Problem,
+    from .._values.findings import (
+        Migration,
+        Salvaged,
     )
-    from .merging import Arriving, Merging
     from .shard.merging import Listed
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
+    from .whole.merging import Arriving
 
+T = TypeVar("T")
 Durability = Literal["full", "process"]
 
 require_sound_sqlite(apsw.sqlite_lib_version())
@@ -106,7 +104,26 @@ def without_checksums() -> Iterator[None]:
         checksums.lay_out, checksums.require = lay_out, require
 
 
+HASH_MAX: Final = HASHES - 1
 _NOTHING: Final = nullcontext()
+
+
+def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
+    """Make a new queue at `out` from the readable part of the one at `path`. See `strictq.salvage`."""
+    with files.typed("the queue can't be salvaged"):
+        from .salvage.salvage import salvage
+
+        return salvage(path, out, clock)
+
+
+def migrate(
+    path: Path, clock: Clock, *, dry_run: bool, on_progress: Callable[[int, int], None], on_messages: Callable[[int, int], None]
+) -> Migration:
+    """Bring a queue's files to this version's format. See `strictq.migrate`."""
+    with files.typed("the queue can't be migrated"):
+        from .whole.upgrade import upgrade
+
+        return upgrade(Path(files.real_path(path)), clock, dry_run=dry_run, on_progress=on_progress, on_messages=on_messages)
 
 
 class SqliteSettings(NamedTuple):
@@ -127,12 +144,73 @@ class QueueFacts(NamedTuple):
 class Storage:
     """The messages of one queue, in its files or in memory, as one object of this process has them open."""
 
-    __slots__ = ("_store", "bulk", "handouts")
+    __slots__ = (
+        "_moving", "_operate", "_reports", "_store", "bulk", "change_settings", "configure", "count_waiting", "define_app_schema",
+        "estimates", "hold_with_process", "join", "live", "notice", "receive", "recorded_batches", "refresh_settings",
+        "replicating", "require_open", "send_one", "set_estimates", "soonest", "transactions", "waker", "watch_workers",
+        "workers_are_watched",
+    )  # fmt: skip
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # What the store does itself is not wrapped.
+        self.require_open: Final = store.require_open
+        self.send_one: Final = store.send_one
+        self.soonest: Final = store.soonest
+        self.count_waiting: Final = store.count_waiting
+        # Workers and joined loops.
+        self.join: Final = store.join
+        self.live: Final = store.live
+        self.notice: Final = store.notice
+        self.watch_workers: Final = store.watch_workers
+        self.workers_are_watched: Final = store.workers_are_watched
+        self.hold_with_process: Final = store.hold_with_process
+        # What all processes share in queue.db.
+        self.refresh_settings: Final = store.refresh_settings
+        self.configure: Final = store.configure
+        self.change_settings: Final = store.change
+        self.estimates: Final = store.estimates
+        self.set_estimates: Final = store.set_estimates
+        self.define_app_schema: Final = store.define_app_schema
+        self.receive: Final = partial(receive.receive, store)
+        self.waker: Final = store.waker
+        self.transactions: Final = Transactions(store)
+        self.replicating: Final = Replicating(store)
+        self._reports = Reports(store)
+        self._operate = Operating(store)
+        self._moving = Moving(store)
         self.bulk = Bulk(store)
-        self.handouts = Handouts(store)
+        self.recorded_batches = RecordedBatches(store)
+
+    @property
+    def reports(self) -> Reports:
+        """What the queue reports of itself.
+
+        Raises:
+            QueueClosed, ForkedProcess: this object can't serve it.
+        """
+        self.require_open(writing=False)
+        return self._reports
+
+    @property
+    def operate(self) -> Operating:
+        """What operators may change.
+
+        Raises:
+            QueueClosed, ForkedProcess, ReadOnlyQueue, InvalidArgument: as for `require_open`.
+        """
+        self.require_open()
+        return self._operate
+
+    @property
+    def moving(self) -> Moving:
+        """The moves of ranges between shards.
+
+        Raises:
+            QueueClosed, ForkedProcess, ReadOnlyQueue, InvalidArgument: as for `require_open`.
+        """
+        self.require_open()
+        return self._moving
 
     # ---- opening and closing
 
@@ -185,17 +263,6 @@ class Storage:
         """Close every file as the end of the process would: an open transaction is rolled back."""
         self._store.die()
 
-    def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
-        """Refuse a call that this object can't serve here.
-
-        Args:
-            writing: the call writes.
-            inside: the call is permitted inside a transaction of this context.
-        Raises:
-            QueueClosed, ForkedProcess, ReadOnlyQueue, InvalidArgument: nothing changed.
-        """
-        self._store.require_open(writing=writing, inside=inside)
-
     # ---- identity, settings and time
 
     @staticmethod
@@ -208,7 +275,7 @@ class Storage:
         """
         if not layout.find(path):
             return None
-        known = catalog.read(path, read_only=read_only, older=older)
+        known = queue_db.read(path, read_only=read_only, older=older)
         return QueueFacts(known.queue_id, known.config, known.replication)
 
     @property
@@ -256,18 +323,10 @@ class Storage:
         """Whether this object's own thread has a WAL to checkpoint, or is checkpointing one."""
         return bool(self._store._upkeep._grown)
 
-    def refresh_settings(self) -> bool:
-        """Read the newest settings, and where the queue ships to. Return whether anything changed."""
-        return self._store.refresh_settings()
-
     @property
     def clock(self) -> Clock:
         """The clocks of the machine, or a test's."""
         return self._store.clock
-
-    def configure(self, changes: dict[str, Any]) -> QueueConfig:
-        """Store changed settings and give every shard its copy. See `Queue.configure`."""
-        return self._store.configure(changes)
 
     def now(self) -> int:
         """Return the queue time in microseconds, on which leases and delays are based."""
@@ -282,23 +341,34 @@ class Storage:
         """The observers of this object."""
         return self._store.observers
 
+    @property
+    def tenancy(self) -> TenantRules | None:
+        """The limits of tenants. None: the queue has none."""
+        return self._store.tenancy
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether a receive of this process passed over a tenant with messages until its rate permits more."""
+        return any(shard.lanes.memory.order.is_throttled for shard in self._store.shards)
+
     # ---- sending
 
     def shard_of(self, key: bytes) -> int:
         """Return the shard that a stored key belongs to."""
         return self._store.shard_of(key).number
 
-    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> Sequence[Sent]:
+    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig, moved: dict[bytes, int]) -> Sequence[Sent]:
         """Append messages to one shard, in order. All of them are appended, or none.
 
         Args:
             checked: the settings that they were validated against.
+            moved: gets the shards of keys whose lanes are in another one.
         Raises:
             QueueFull, StoreFull, StoreError: nothing changed.
             InvalidArgument, MessageTooLarge: newer settings refuse one of them; nothing changed.
             OutcomeUnknown: it may have happened.
         """
-        return self._store.send(self._store.shards[shard], items, checked)
+        return self._store.send(self._store.shards[shard], items, checked, moved)
 
     def confirmed_together(self) -> AbstractContextManager[None]:
         """Confirm the calls of the block once, at its end, instead of each separately. Only in confirmed mode.
@@ -309,27 +379,7 @@ class Storage:
         confirming = self._store.confirming
         return confirming.together() if confirming.active else _NOTHING
 
-    def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
-        """Append one message, in fewer steps. Return its shard and its place. Raises as `require_open` and `send`."""
-        return self._store.send_one(item, checked)
-
     # ---- receiving, and waiting for messages
-
-    def receive(self, request: Request, into: list[Claimed], *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
-        """Lease what is ready now, shard by shard. Durable on return.
-
-        If there are several shards, those that other calls are writing to are skipped, and so are quarantined ones.
-
-        Args:
-            into: an empty list for the leases. A caller that is interrupted before it has the result releases those in the list.
-            wait_for_busy: if the other shards have nothing, wait for the skipped ones.
-            joined: acks to commit with the leases. What remains in its `work` was not committed, or is not known to be.
-        Returns:
-            The latest queue time at which something becomes ready by itself. None: never.
-        Raises:
-            StoreError, PartialFailure: nothing was leased, because shards failed.
-        """
-        return receive.receive(self._store, request, into, wait_for_busy=wait_for_busy, joined=joined)
 
     def more(self, shard: int, held: Held, seq: int, limit: int) -> list[Row]:
         """Extend a lease over up to `limit` later messages of its lane, under the same token. Return them, seq ascending.
@@ -339,7 +389,10 @@ class Storage:
         Raises:
             LeaseLost, StoreError: nothing changed.
         """
-        return receive.more(self._store.shards[shard], held, seq, limit)
+        try:
+            return receive.more(self._store.shards[shard], held, seq, limit)
+        except Rerouted:
+            return self._store.at_owner(held.key, lambda at: receive.more(at, held, seq, limit))
 
     def failures(self, keys: Sequence[bytes] | None) -> list[StoreError | None]:
         """Return why each shard that a receive of these keys (None: of any) reads is quarantined. None for each that serves."""
@@ -349,69 +402,27 @@ class Storage:
         """Return a number that changes with every arrival in the shard. Takes no lock."""
         return self._store.shards[shard].newest()
 
-    def hold_with_process(self) -> ProcessHold | None:
-        """Return where a worker notes its leases, which then end with its process, until `end` is called. None: in memory."""
-        return self._store.hold_with_process()
-
     @property
     def holder(self) -> ProcessHold | None:
         """This process's notes of its workers' claims."""
         return self._store.holder()
 
-    def notice(self, kind: type[R]) -> Notice[R] | PrivateNotice[R]:
-        """Return where a worker reports this about itself. Nothing is shown yet."""
-        return self._store.notice(kind)
-
-    def count_waiting(self, seconds: float) -> None:
-        """Count a consumer's wait for messages."""
-        self._store.count_waiting(seconds)
-
-    def soonest(self) -> int | None:
-        """Return the queue time at which something becomes ready by itself. None: never. Reads every lease."""
-        return self._store.soonest()
-
-    def patience(self, wait: int | None) -> Patience:
-        """Begin the wait of a receive.
+    def patience(self, wait: int | None, *, receives: bool = True) -> Patience:
+        """Begin a wait.
 
         Args:
             wait: microseconds; None: for ever.
+            receives: the caller receives whenever it looks.
         """
-        return Patience(self._store, wait)
+        return Patience(self._store, wait, receives=receives)
+
+    def ready(self) -> tuple[bool, int | None]:
+        """Return whether a message may be ready and, if none is, the queue time at which one becomes ready by itself, if any."""
+        return self._store.ready()
 
     def look_again(self, soonest: int | None) -> float:
         """Return the seconds after which a waiting receive looks again, if a message becomes ready at queue time `soonest`."""
         return waiting.look_again(self._store, soonest)
-
-    def seen(self) -> tuple[int, int]:
-        """Return a state that changes when something becomes ready in any process. Take it before a receive, for `wait`."""
-        return self._store.waker.seen()
-
-    def wait(self, seen: tuple[int, int], seconds: float, *, idle: bool = False) -> None:
-        """Wait until something becomes ready after `seen`, or until the time is over.
-
-        Args:
-            idle: the caller would take any message: see `show_idle`.
-        """
-        self._store.waker.wait(seen, seconds, idle=idle)
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever something of this process becomes ready, from any thread, until `unlisten`."""
-        self._store.waker.listen(listener)
-
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        self._store.waker.unlisten(listener)
-
-    def show_idle(self, name: int | None = None) -> None:
-        """Show consumers with surplus messages that this one has none. Must be repeated while that is so.
-
-        Args:
-            name: NAME_BITS random bits. None: a consumer that holds nothing when it shows itself.
-        """
-        self._store.waker.show_idle(name)
-
-    def is_another_idle(self, name: int) -> bool:
-        """Return whether a consumer other than `name` has no messages, in this or another process."""
-        return self._store.waker.somebody_idle(name)
 
     # ---- settling deliveries: each call takes settlements of one shard, and returns a result for each of them
     #
@@ -420,27 +431,21 @@ class Storage:
 
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
         """Ack messages. Return the refused seqs of each settlement."""
-        part = self._store.shards[shard]
-        if (fast := part.fast) is None or (done := fast.ack(batches)) is None:
-            return part.drain(Ack(batches))
-        part.keep_wal_short()
-        return done
+        return self._settled(shard, batches, Shard.ack)
 
-    def ack_one(self, shard: int, held: Held, seq: int) -> bool:
-        """Ack the only message that a lease holds, in fewer steps. Return False if nothing was done and `ack` must do it."""
-        part = self._store.shards[shard]
-        if (fast := part.fast) is None or not fast.ack_one(held.key, held.token, seq):
-            return False
-        part.keep_wal_short()
-        return True
+    def ack_one(self, shard: int, held: Held, seq: int) -> Lost:
+        """Ack one message of a lease, in fewer steps. Return its refusal."""
+        try:
+            return self._store.shards[shard].ack_one(held, seq)
+        except Rerouted:
+            return self.ack(shard, [held.some((seq,))])[0]
 
     def ack_claimed(self, claimed: Claimed) -> list[Lost]:
         """Ack everything that a claim leased. Return the refused seqs of each lease; empty if there are none."""
-        part = self._store.shards[claimed.shard]
-        if (fast := part.fast) is None or not fast.ack_claimed(claimed):
-            return part.drain(AckClaimed(claimed))
-        part.keep_wal_short()
-        return []
+        try:
+            return self._store.shards[claimed.shard].ack_claimed(claimed)
+        except Rerouted:
+            return self.ack(claimed.shard, [held.all() for held in claimed.leases])
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure
@@ -453,11 +458,11 @@ class Storage:
         Returns:
             For each: microseconds until the next attempt. None: it was out of attempts, and `on_poison` took effect.
         """
-        return self._store.shards[shard].drain(bound(settling.nack, batches, delay, failure))
+        return self._settled(shard, batches, lambda at, some: at.nack(some, delay, failure))
 
     def defer(self, shard: int, batches: Sequence[Settlement], delay: int, reason: str | None = None) -> list[LeaseLost | None]:
         """Do the same without charging an attempt. The reason is stored as the last error; None: that is kept."""
-        return self._store.shards[shard].drain(bound(settling.defer, batches, delay, reason))
+        return self._settled(shard, batches, lambda at, some: at.drain(bound(settling.defer, some, delay, reason)))
 
     def defer_failed(
         self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure], *, began: bool
@@ -466,19 +471,29 @@ class Storage:
 
         With `began` False, their handlers were not called: the error says why they wait.
         """
-        return self._store.shards[shard].drain(bound(settling.defer_failed, batches, delay, failed, began))
+        of = {id(batch): one for batch, one in zip(batches, failed, strict=True)}
+
+        def defer(at: Shard, some: Sequence[Settlement]) -> list[LeaseLost | None]:
+            return at.drain(bound(settling.defer_failed, some, delay, [of[id(batch)] for batch in some], began))
+
+        return self._settled(shard, batches, defer)
 
     def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
         """Dead-letter a message of each lease with this error. The lane continues with the next message."""
-        return self._store.shards[shard].drain(bound(settling.reject, batches, failure))
+        return self._settled(shard, batches, lambda at, some: at.drain(bound(settling.reject, some, failure)))
 
     def note(self, shard: int, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
         """Store the output of a message's handler so far, for a message of each lease."""
-        return self._store.shards[shard].drain(bound(settling.note, batches, said))
+        of = {id(batch): one for batch, one in zip(batches, said, strict=True)}
+
+        def note(at: Shard, some: Sequence[Settlement]) -> list[LeaseLost | None]:
+            return at.drain(bound(settling.note, some, [of[id(batch)] for batch in some]))
+
+        return self._settled(shard, batches, note)
 
     def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Charge the attempt of a message of each lease: its handler starts now."""
-        return self._store.shards[shard].drain(bound(settling.start, batches))
+        return self._settled(shard, batches, Shard.start)
 
     def advance(
         self,
@@ -499,181 +514,49 @@ class Storage:
             What was refused.
         """
         work, part = Advance(acks, starting), self._store.shards[shard]
-        return part.drain(work) if acks else part.lease(work, lambda _refused: arrivals)
+        try:
+            return part.drain(work) if acks else part.lease(work, lambda _refused: arrivals)
+        except Rerouted:
+            return self._advance_each(shard, acks, starting)
 
-    def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
-        """Move the deadline of each lease to `length` microseconds from now. Return the new deadlines, in queue time."""
-        return self._store.shards[shard].drain(bound(settling.extend, batches, length), synced=False)
+    def extend(self, shard: int, batches: Sequence[Settlement], length: int, *, late: bool = True) -> list[int | LeaseLost]:
+        """Move the deadline of each lease to `length` microseconds from now. Return the new deadlines, in queue time.
+
+        Args:
+            late: also if the deadline has passed.
+        """
+        return self._settled(shard, batches, lambda at, some: at.drain(bound(settling.extend, some, length, late), synced=False))
 
     def release(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Release a message of each lease, and everything later that it holds, unused."""
-        return self._store.shards[shard].drain(bound(settling.release, batches), synced=False)
+        return self._settled(shard, batches, lambda at, some: at.drain(bound(settling.release, some), synced=False))
 
-    def key_state(self, key: bytes) -> bytes | None:
-        """Return the committed state of a key."""
-        return survey.key_state(self._store, key)
+    def _settled(
+        self, shard: int, batches: Sequence[Settlement], call: Callable[[Shard, Sequence[Settlement]], Sequence[T]]
+    ) -> list[T]:
+        """Settle in the shard that the leases are of, and in others those of lanes that have moved."""
+        at = self._store.shards[shard]
+        try:
+            return list(call(at, batches))
+        except Rerouted:
+            keys = [batch.key for batch in batches]
+            return self._store.at_owners(at, keys, lambda to, some: call(to, [batches[i] for i in some]))
 
-    def errors(self, shard: int, key: bytes, seq: int) -> tuple[AttemptError, ...]:
-        """Return the errors of an unresolved message's attempts, oldest first."""
-        # The shard is given, because a parked keyless message has a key of its own, whose hash may be another shard's.
-        return survey.errors(self._store, shard, key, seq)
+    def _advance_each(
+        self, shard: int, acks: Sequence[Settlement], starting: Sequence[Settlement]
+    ) -> dict[Settlement, LeaseLost]:
+        """Do what `advance` does in the shards that the lanes are in now."""
+        work = [*((batch, True) for batch in acks), *((batch, False) for batch in starting)]
 
-    # ---- transactions
+        def advance(at: Shard, some: list[int]) -> Sequence[LeaseLost | None]:
+            mine = [work[i] for i in some]
+            refused = at.drain(Advance([b for b, acked in mine if acked], [b for b, acked in mine if not acked]))
+            return [refused.get(batch) for batch, _ in mine]
 
-    def enter_transaction(self) -> OpenTransaction:
-        """Return a transaction of this context. Its other writes are refused while it is open."""
-        return OpenTransaction(self._store)
-
-    def transact(self, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
-        """Commit acks, sends, a key's state and the program's SQL together, in the shard of a key. Durable on return.
-
-        If it committed before, under the same token, nothing is written, and the ids of the sends are None. Sends to other
-        shards are in the outbox: see `forward`.
-
-        Args:
-            key: selects the key state, and the shard's app_* tables. With acks, it is the lease's key.
-            acks: what to ack. None: nothing, and then a repetition can't be recognised.
-        Raises:
-            LeaseLost: the lane was given back or retaken; nothing happened.
-            InvalidArgument: an earlier message of the lease is unresolved, or the SQL is wrong; nothing happened.
-            StoreBusy, StoreFull, StoreError: nothing happened.
-            OutcomeUnknown: it may have happened; the same acks again happen once.
-        """
-        return transact(self._store, key, acks, changes)
-
-    def begin(self, key: bytes, acks: Acks | None) -> WriteTransaction:
-        """Return such a transaction, to read in it once it begins. No other caller can write to the shard until it ends."""
-        return WriteTransaction(self._store, key, acks)
-
-    def forward(self, origin: int) -> None:
-        """Forward what this shard's transactions sent to other shards.
-
-        Raises:
-            ForwardPending: some of it could not be forwarded now. It will be forwarded later.
-        """
-        with self.confirmed_together():
-            self._store.forward([self._store.shards[origin]])
-
-    # ---- reports
-
-    def stats(self) -> Stats:
-        """Return counts of the queue and of each shard, one consistent read per shard. An unreadable shard counts as 0."""
-        return survey.stats(self._store)
-
-    def top_keys(self, n: int, by: Literal["depth", "age"]) -> list[KeyDepth]:
-        """Return the n deepest keys, or those with the oldest messages. Reads every key that has messages."""
-        return survey.top_keys(self._store, n, by)
-
-    def peek(self, key: bytes | None, limit: int, seq: int = 0) -> list[PeekedMessage]:
-        """Return the first unresolved messages of a key from a seq on, in order. None: the oldest ones of all keys."""
-        return survey.peek(self._store, key, limit, seq)
-
-    def peek_keyless(self, shard: int, arrival: int) -> list[PeekedMessage]:
-        """Return the unresolved keyless message with this arrival number, if there is one."""
-        return survey.peek_keyless(self._store, shard, arrival)
-
-    def status_of_keyless(self, shard: int, arrival: int) -> MessageStatus | None:
-        """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
-        return survey.status_of_keyless(self._store, shard, arrival)
-
-    def status(self, key: bytes, seq: int) -> MessageStatus:
-        """Return the status of one message.
-
-        Raises:
-            UnknownMessage: that seq was never issued for that key.
-        """
-        return survey.status(self._store, key, seq)
-
-    def explain(self, key: bytes) -> Explanation:
-        """Return why a key is, or is not, delivered now."""
-        return survey.explain(self._store, key)
-
-    def dead_letters(self, key: bytes | None, limit: int) -> list[DeadLetter]:
-        """Return dead letters of one key, or of all, seq ascending within a key."""
-        return survey.dead_letters(self._store, key, limit)
-
-    def history(self, shard: int, after: int, key: bytes | None, limit: int) -> list[HistoryRecord]:
-        """Return records of finished messages with a number above `after`, ascending: of a shard, or of one key in any shard.
-
-        Returns:
-            Fewer than there are, if their bodies are too large for one list. An empty list if there are no more.
-        """
-        number = shard if key is None else self._store.shard_of(key).number
-        return survey.records(self._store, number, after, key, limit)
-
-    def history_end(self, shard: int) -> int:
-        """Return the last record number that this shard ever issued. All records up to it survive a power cut on return."""
-        return survey.records_end(self._store, shard)
-
-    # ---- operating
-
-    def hold(self, key: bytes, reason: str) -> None:
-        """Stop deliveries of this key until `end_hold`."""
-        self._store.shard_of(key).run(lambda tx: steps.hold(tx, key, reason))
-
-    def end_hold(self, key: bytes | None) -> bool:
-        """End the hold of a key. None: of every keyless message, in steps. Return whether anything was held."""
-        if key is None:
-            return operating.release_keyless(self._store) > 0
-        return self._store.shard_of(key).run(lambda tx: steps.release(tx, key))
-
-    def settle(self, key: bytes, seq: int, reason: str | None, *, force: bool) -> bool:
-        """Dead-letter an unresolved message for this reason, or ack it if there is none. Return whether it was unresolved.
-
-        Raises:
-            UnknownMessage: that seq was never issued for that key.
-            InvalidArgument: a consumer with a timed lease holds it, and `force` does not end that; nothing changed.
-        """
-        return self._store.shard_of(key).drain(lambda tx: steps.settle_one(tx, key, seq, reason, force=force))
-
-    def redrive(self, key: bytes | None, seqs: Sequence[int] | None) -> int:
-        """Redrive dead letters of one key (those with these seqs, or all) or of all keys, in steps. Return their number."""
-        return operating.redrive(self._store, key, seqs)
-
-    def purge(self, key: bytes | None, *, dead: bool, records: bool = False) -> int:
-        """Remove unresolved messages that are not in flight, and dedup ids, of a key or of all, in steps.
-
-        Args:
-            dead: remove dead letters, too.
-            records: and the records of finished messages.
-        Returns:
-            The number of removed messages and dead letters.
-        Raises:
-            StoreError: nothing happened.
-            OutcomeUnknown: it may have happened, or a part of it; a repetition does the rest. So for each call in steps.
-        """
-        return operating.purge(self._store, key, dead=dead, records=records)
-
-    def forget_history(self, key: bytes | None = None, *, shard: int | None = None, upto: int | None = None) -> int:
-        """Remove the present records of finished messages, in steps. Return their number.
-
-        Args:
-            key: remove only this key's.
-            shard, upto: remove only this shard's, with a number up to this one.
-        """
-        return operating.forget_history(self._store, key, shard, upto)
+        found = self._store.at_owners(self._store.shards[shard], [batch.key for batch, _ in work], advance)
+        return {batch: error for (batch, _), error in zip(work, found, strict=True) if error is not None}
 
     # ---- replication
-
-    @property
-    def merging(self) -> Merging:
-        """What a merge with another history of the queue needs of it."""
-        from .merging import Merging
-
-        return Merging(self._store)
-
-    @property
-    def replication(self) -> Replication | None:
-        """Where the queue ships to, as this process last saw it. None: it was never replicated."""
-        return self._store.replication
-
-    def set_replication(self, replication: Replication) -> None:
-        """Store where the queue ships to, for every process. See `Queue.configure_replication`."""
-        self._store.set_replication(replication)
-
-    def replication_status(self) -> ReplicationStatus | None:
-        """Return the status of the replica. None: the queue was never replicated."""
-        return survey.replication(self._store)
 
     def ship_with(self, start: Callable[[Storage], Ships | None]) -> None:
         """Set the function that starts the shipper. It is called now or later, whenever no other process ships.
@@ -689,26 +572,6 @@ class Storage:
 
         self._store.shipping.start_with(begin)
 
-    def ship(self) -> None:
-        """Start the shipper here, unless another process ships."""
-        self._store.shipping.tend()
-
-    def stop_shipping(self, *, flush: bool) -> None:
-        """Stop this process's shipper. flush: ship a last round first."""
-        self._store.shipping.stop(flush=flush)
-
-    def capture(self) -> Capture:
-        """Begin to capture changes of the queue's files. The caller holds the lock of `ship_lock`."""
-        from .shipping.capture import Capture
-
-        assert self._store.directory is not None
-        return Capture(self._store.directory, self._store.clock, self._store.suspect)
-
-    def ship_lock(self) -> files.Lock:
-        """Return the lock for the shipping process. It is not acquired yet."""
-        assert self._store.directory is not None
-        return ship_status.lock(self._store.directory)
-
     def ship_reference(self) -> Callable[[], Storage | None]:
         """Return a weak reference to this object, for a thread that must not keep it alive. It returns None when that is gone."""
         store = weakref.ref(self._store)
@@ -718,11 +581,6 @@ class Storage:
             return None if there is None else Storage(there)
 
         return found
-
-    def rounds(self) -> Rounds | None:
-        """Return the shipper's counter of rounds, for calls that wait in confirmed mode. None: in async mode."""
-        known = self._store.replication
-        return self._store.confirming.rounds(known) if known is not None and known.mode == "confirmed" else None
 
     @property
     def short_of_space(self) -> bool:
@@ -734,67 +592,116 @@ class Storage:
         for shard in self._store.healthy():
             shard.checkpoint()
 
-    def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
-        """End the failure delays of these keys, or of all, in steps: with `one`, one per shard at most. Return their number."""
-        return operating.end_failure_delays(self._store, keys, one=one)
-
     def interrupt(self) -> None:
         """End the long reads that run now, such as those of a check in another thread, with a StoreError."""
         for shard in self._store.shards:
             shard.interrupt()
 
-    def check(self, *, fix: bool) -> list[Problem]:
-        """Return every broken invariant of the queue and of each shard.
-
-        Args:
-            fix: repair what can be repaired without a loss.
-        Raises:
-            StoreError: no file descriptor is left to read with; transient.
-        """
-        with files.late():
-            from .check import check_queue
-
-        return check_queue(self._store, fix=fix)
-
-    def estimates(self) -> dict[str, str]:
-        """Return the models of durations that workers learned, by stage."""
-        return self._store.estimates()
-
-    def set_estimates(self, models: dict[str, str] | None) -> None:
-        """Store the models of these stages. None deletes the models of all stages."""
-        self._store.set_estimates(models)
-
-    # ---- the program's own tables
-
-    def define_app_schema(self, sql: str) -> None:
-        """Create the program's own tables in every shard, including future ones. A repetition of the same text does nothing.
-
-        Raises:
-            InvalidArgument: the SQL is wrong, or touches anything else than app_* tables; nothing changed.
-        """
-        self._store.define_app_schema(sql)
-
-    def query(self, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
-        """Read the program's own tables of every shard, or of one key's.
-
-        Raises:
-            InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
-            PartialFailure: shards could not be read; results has the rows, or the error, of each.
-        """
-        return survey.query(self._store, sql, params, key)
-
-    # ---- batches of named consumers, and bulk reads and writes
-
 
 __all__ = [
-    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase", "Applied",
-    "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed",
-    "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Joined", "Known",
-    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
-    "Patience", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild",
-    "ReplicaLook", "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus",
-    "Ships", "Size", "Staging", "Statement", "Storage", "StreamBatch", "Token", "Took", "TransactionName", "WalMovedOn", "Want",
-    "WentBack", "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica",
-    "leased_columns", "mark_replica", "migrate", "new_file", "new_run", "page_files", "publish", "put_in_service", "rebuild",
-    "replication_of", "require_valid", "salvage", "share_holder",
+    "AT_REBOOT",
+    "HASH_MAX",
+    "HEADER_BYTES_FREE",
+    "LOOK_SECONDS",
+    "MEMORY",
+    "NAME_BITS",
+    "NAME_MAX",
+    "PAGE_BYTES",
+    "POLL_SECONDS",
+    "SHARDS_MAX",
+    "Acks",
+    "Affinity",
+    "Allowance",
+    "AppDatabase",
+    "Applied",
+    "Arriving",
+    "Attempt",
+    "AttemptFailure",
+    "Block",
+    "BlockSize",
+    "Bulk",
+    "BulkRows",
+    "Capture",
+    "ChangedFile",
+    "Changes",
+    "Claimed",
+    "Committed",
+    "DeadReason",
+    "Description",
+    "Durability",
+    "Encode",
+    "Fields",
+    "Fork",
+    "HandlerSpan",
+    "Held",
+    "Holding",
+    "Hook",
+    "Image",
+    "Item",
+    "Joined",
+    "Known",
+    "Listed",
+    "ListedColumns",
+    "LiveConsumer",
+    "Lost",
+    "MessageRange",
+    "OnlyConsumer",
+    "OpenTransaction",
+    "Options",
+    "PackedColumns",
+    "PageFiles",
+    "Part",
+    "Patience",
+    "Placed",
+    "PlainRows",
+    "Position",
+    "ProcessHold",
+    "QueueCut",
+    "QueueFacts",
+    "Rebuild",
+    "ReplicaLook",
+    "Replication",
+    "Request",
+    "Rounds",
+    "Row",
+    "Rows",
+    "RunningHandlers",
+    "Seen",
+    "Sent",
+    "Settlement",
+    "ShipProgress",
+    "ShipStatus",
+    "Ships",
+    "Size",
+    "Staging",
+    "Statement",
+    "Storage",
+    "StreamBatch",
+    "Token",
+    "Took",
+    "TransactionName",
+    "WalMovedOn",
+    "Want",
+    "WentBack",
+    "WorkerSpans",
+    "WriteTransaction",
+    "adopt",
+    "become_queue",
+    "decode_headers",
+    "header_bytes_max",
+    "held_alone",
+    "is_marked_replica",
+    "leased_columns",
+    "mark_replica",
+    "migrate",
+    "new_file",
+    "new_run",
+    "page_files",
+    "publish",
+    "put_in_service",
+    "rebuild",
+    "replication_of",
+    "require_valid",
+    "salvage",
+    "share_holder",
 ]  # fmt: skip

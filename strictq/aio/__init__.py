@@ -6,7 +6,7 @@ no thread. Cancelling a running call waits until it has finished. A cancelled re
 
 from .batch import AsyncBatch
 from .delivery import AsyncDelivery, AsyncDeliveryRef, AsyncLease
-from .queue import AsyncQueue
+from .queue import AsyncConsumer, AsyncQueue
 from .transaction import AsyncTransaction
 
-__all__ = ["AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"]
+__all__ = ["AsyncBatch", "AsyncConsumer", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"]

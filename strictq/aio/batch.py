@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .._lazy import LazyList
+from .._platform.lazy import LazyList
 from ..batch import Batch
 from .delivery import AsyncDelivery
 from .threads import Calls

@@ -6,15 +6,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .._errors import LeaseLost
-from .._keys import Key
-from .._leased import OPEN
+from .._client.leased import OPEN
+from .._values.errors import LeaseLost
+from .._values.keys import Key
 from ..delivery import Delivery, Lease, MessageView
 from ..handle import DeliveryRef
 from .threads import Calls
 
 if TYPE_CHECKING:
-    from .._findings import AttemptError
+    from .._values.findings import AttemptError
 
 
 class AsyncDelivery(MessageView):
@@ -47,9 +47,9 @@ class AsyncDelivery(MessageView):
         """See Delivery.start."""
         await self._queue._run(self._delivery.start)
 
-    async def ack(self) -> None:
+    async def ack(self, *, output: str | None = None) -> None:
         """See Delivery.ack."""
-        await self._queue._run(self._delivery.ack)
+        await self._queue._run(self._delivery.ack, output=output)
 
     async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """See Delivery.nack."""
@@ -63,9 +63,9 @@ class AsyncDelivery(MessageView):
         """See Delivery.reject."""
         await self._queue._run(self._delivery.reject, reason, output=output)
 
-    async def extend(self, seconds: float) -> None:
+    async def extend(self, seconds: float, *, late: bool = True) -> None:
         """See Delivery.extend."""
-        await self._queue._run(self._delivery.extend, seconds)
+        await self._queue._run(self._delivery.extend, seconds, late=late)
 
     async def done(self) -> None:
         """See Delivery.done."""
@@ -132,9 +132,9 @@ class AsyncLease:
         """See Lease.expires_in."""
         return self._lease.expires_in
 
-    async def extend(self, seconds: float) -> None:
+    async def extend(self, seconds: float, *, late: bool = True) -> None:
         """See Lease.extend."""
-        await self._queue._run(self._lease.extend, seconds)
+        await self._queue._run(self._lease.extend, seconds, late=late)
 
     async def more(self, n: int = 10) -> list[AsyncDelivery]:
         """See Lease.more."""
@@ -148,51 +148,55 @@ class AsyncLease:
 class AsyncDeliveryRef:
     """A DeliveryRef whose methods are awaited. Get one from `q.delivery(handle)`."""
 
-    __slots__ = ("_queue", "_ref")
+    __slots__ = ("_delivery", "_queue")
 
     def __init__(self, queue: Calls, ref: DeliveryRef) -> None:
         self._queue = queue
-        self._ref = ref
+        self._delivery = ref
 
     @property
     def handle(self) -> str:
         """The handle, as given."""
-        return self._ref.handle
+        return self._delivery.handle
 
     @property
     def key(self) -> Key | None:
         """The message's key; None for a keyless message."""
-        return self._ref.key
+        return self._delivery.key
 
     @property
     def seq(self) -> int:
         """The position in its key's sequence, from 1."""
-        return self._ref.seq
+        return self._delivery.seq
 
     @property
     def token(self) -> int:
         """The fencing token."""
-        return self._ref.token
+        return self._delivery.token
 
-    async def ack(self) -> None:
+    async def ack(self, *, output: str | None = None) -> None:
         """See DeliveryRef.ack."""
-        await self._queue._run(self._ref.ack)
+        await self._queue._run(self._delivery.ack, output=output)
 
     async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """See DeliveryRef.nack."""
-        await self._queue._run(self._ref.nack, delay, reason, output=output)
+        await self._queue._run(self._delivery.nack, delay, reason, output=output)
 
     async def reject(self, reason: str, *, output: str | None = None) -> None:
         """See DeliveryRef.reject."""
-        await self._queue._run(self._ref.reject, reason, output=output)
+        await self._queue._run(self._delivery.reject, reason, output=output)
 
     async def defer(self, delay_seconds: float, reason: str | None = None) -> None:
         """See DeliveryRef.defer."""
-        await self._queue._run(self._ref.defer, delay_seconds, reason)
+        await self._queue._run(self._delivery.defer, delay_seconds, reason)
 
-    async def extend(self, seconds: float) -> None:
+    async def release(self) -> None:
+        """See DeliveryRef.release."""
+        await self._queue._run(self._delivery.release)
+
+    async def extend(self, seconds: float, *, late: bool = True) -> None:
         """See DeliveryRef.extend."""
-        await self._queue._run(self._ref.extend, seconds)
+        await self._queue._run(self._delivery.extend, seconds, late=late)
 
     def __repr__(self) -> str:
-        return f"Async{self._ref!r}"
+        return f"Async{self._delivery!r}"

@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing, suppress
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._client import cannot_share
-from .._config import QueueConfig
-from .._errors import QueueClosed, StrictqError
-from .._findings import (
-    ConsumerStatus,
-    DeadLetter,
-    Explanation,
-    HistoryRecord,
-    KeyDepth,
-    MessageStatus,
-    PeekedMessage,
-    Problem,
-)
-from .._keys import Key
-from .._leased import OPEN
-from .._observe import ANY_SHARD, Observation, Observer
-from .._receiving import leased_ahead
-from .._stats import ReplicationStatus, Stats
-from .._store.api import POLL_SECONDS, Request, Rows
-from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions
+from .._client import validate
+from .._client.client import cannot_share
+from .._client.leased import OPEN
+from .._client.receiving import Live, leased_ahead
+from .._platform.observe import ANY_SHARD, Observation, Observer
+from .._store.api import LOOK_SECONDS, Request
+from .._values import hints
+from .._values.config import QueueConfig
+from .._values.errors import InvalidArgument, QueueClosed, StrictqError
+from .._values.keys import Key
+from .._values.types import Event, Receipt
 from ..batch import Batch
-from ..queue import Queue
+from ..consumer import Consumer
+from ..queue import OUTPUT_SECONDS, Queue
 from .batch import AsyncBatch
 from .delivery import AsyncDelivery, AsyncDeliveryRef
 from .threads import Calls, from_any_thread
 from .transaction import AsyncTransaction
 
-if TYPE_CHECKING:
-    import os
-    from datetime import datetime
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _twin(method: Callable[Concatenate[Queue, P], T]) -> Callable[Concatenate[AsyncQueue, P], Coroutine[Any, Any, T]]:
+    """Return the awaited form of a method of Queue: the same call, in a worker thread."""
+
+    @wraps(method)
+    async def twin(self: AsyncQueue, /, *args: P.args, **options: P.kwargs) -> T:
+        return await self._run(getattr(self.sync, method.__name__), *args, **options)
+
+    twin.__module__, twin.__qualname__ = __name__, f"AsyncQueue.{method.__name__}"
+    twin.__doc__ = f"See Queue.{method.__name__}."
+    return twin
 
 
 class AsyncQueue(Calls):
@@ -101,6 +103,10 @@ class AsyncQueue(Calls):
         """The settings, as this process last read them."""
         return self.sync.config
 
+    def now(self) -> float:
+        """See Queue.now; it is not awaited."""
+        return self.sync.now()
+
     def on_event(self, hook: Callable[[Event], None]) -> None:
         """See Queue.on_event; hooks are called in worker threads."""
         self.sync.on_event(hook)
@@ -116,33 +122,9 @@ class AsyncQueue(Calls):
 
     # ---- sending and receiving
 
-    async def send(
-        self,
-        body: Body | Message,
-        key: Key | None = None,
-        *,
-        dedup_id: str | ContentHash | None = None,
-        delay: float = 0.0,
-        at: datetime | None = None,
-        ttl: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        size_hint: float | None = None,
-        prepare_seconds: float | None = None,
-        process_seconds: float | None = None,
-    ) -> Receipt:
-        """See Queue.send."""
-        return await self._run(
-            self.sync.send, body, key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
-            prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-        )  # fmt: skip
-
-    async def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> Receipt:
-        """See Queue.send_json."""
-        return await self._run(self.sync.send_json, value, key, **options)
-
-    async def send_many(self, messages: Iterable[Message]) -> Sequence[Receipt]:
-        """See Queue.send_many."""
-        return await self._run(self.sync.send_many, messages)
+    send = _twin(Queue.send)
+    send_json = _twin(Queue.send_json)
+    send_many = _twin(Queue.send_many)
 
     async def receive(
         self,
@@ -154,23 +136,26 @@ class AsyncQueue(Calls):
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
         ack_first: bool = False,
+        charge: Literal["started", "all"] = "started",
     ) -> AsyncBatch:
         """See Queue.receive: `async with await q.receive() as batch: ...`. Waiting holds no thread.
 
         A cancelled receive releases the leases that it took.
         """
-        request = self.sync._receiving.request(max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first)
+        request = self.sync._receiving.request(
+            max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first, charge=charge
+        )
         return await self._receive(request, wait)
 
-    async def _receive(self, request: Request, wait: float | None) -> AsyncBatch:
+    async def _receive(self, request: Request, wait: float | None, live: Live | None = None) -> AsyncBatch:
         storage = self.sync._client.storage
         patience = storage.patience(None if wait is None else validate.microseconds("wait", wait))
         waits_since = 0.0
         while True:
             storage.require_open()
-            seen = storage.seen()
+            seen = storage.waker.seen()
             over = patience.over
-            deliveries, soonest = await self._receive_now(request, wait_for_busy=over)
+            deliveries, soonest = await self._receive_now(request, over, live)
             if deliveries or over:
                 if waits_since:
                     storage.observers.timed("receive_wait", waits_since, ANY_SHARD)
@@ -179,14 +164,18 @@ class AsyncQueue(Calls):
             waits_since = waits_since or time.monotonic()
             if left > 0:
                 began = time.monotonic()
-                await self._wait(seen, left, idle=request.keys is None)
+                if live is None:
+                    await self._wait(seen, left, idle=request.keys is None)
+                else:
+                    await self._wait(seen, min(left, LOOK_SECONDS), idle=live.helps)
                 storage.count_waiting(time.monotonic() - began)
 
-    async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[Batch, int | None]:
+    async def _receive_now(self, request: Request, wait_for_busy: bool, live: Live | None) -> tuple[Batch, int | None]:
         client = self.sync._client
         deliveries = self.sync._receiving.batch(request)
         try:
-            soonest = await self._run(self.sync._receiving.receive_now, deliveries, request, wait_for_busy=wait_for_busy)
+            receive = self.sync._receiving.receive_now
+            soonest = await self._run(receive, deliveries, request, wait_for_busy=wait_for_busy, live=live)
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             # Cancelled while the thread was working. Release the leases that it took.
@@ -200,15 +189,30 @@ class AsyncQueue(Calls):
         woken = anyio.Event()
         wake = from_any_thread(woken.set)
         until = time.monotonic() + seconds
-        storage.listen(wake)
+        storage.waker.listen(wake)
         try:
-            while storage.seen() == seen and (left := until - time.monotonic()) > 0:
-                if idle:
-                    storage.show_idle()
-                with anyio.move_on_after(min(left, POLL_SECONDS)):
-                    await woken.wait()
+            with storage.waker.watched(idle=idle) as step:
+                while not woken.is_set() and storage.waker.seen() == seen and (left := until - time.monotonic()) > 0:
+                    if idle:
+                        storage.waker.show_idle()
+                    with anyio.move_on_after(min(left, step)):
+                        await woken.wait()
         finally:
-            storage.unlisten(wake)
+            storage.waker.unlisten(wake)
+
+    async def wait_ready(self, wait: float | None = None) -> bool:
+        """See Queue.wait_ready. Waiting holds no thread."""
+        storage = self.sync._client.storage
+        patience = storage.patience(None if wait is None else validate.microseconds("wait", wait), receives=False)
+        while True:
+            storage.require_open(writing=False)
+            seen = storage.waker.seen()
+            over = patience.over
+            ready, soonest = await self._run(storage.ready)
+            if ready or over:
+                return ready
+            if (left := patience.left(soonest)) > 0:
+                await self._wait(seen, left, idle=False)
 
     async def consume(
         self,
@@ -222,12 +226,17 @@ class AsyncQueue(Calls):
         ack_first: bool = False,
     ) -> AsyncIterator[AsyncDelivery]:
         """See Queue.consume: `async for d in q.consume(): ...`. Close it (contextlib.aclosing) if you leave it early."""
-        client = self.sync._client
         wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first=ack_first)
         request = self.sync._receiving.request(ahead, per_key, lease_seconds, wanted, consumer, ack_first=ack_first, starts=True)
+        async with aclosing(self._consume(request, wait)) as deliveries:
+            async for d in deliveries:
+                yield d
+
+    async def _consume(self, request: Request, wait: float | None, live: Live | None = None) -> AsyncGenerator[AsyncDelivery]:
+        client = self.sync._client
         while True:
-            batch = await self._receive(request, wait)
+            batch = await self._receive(request, wait, live)
             if not batch and wait is not None:
                 return
             waiting = deque(batch.received)
@@ -247,18 +256,26 @@ class AsyncQueue(Calls):
                     with suppress(StrictqError):
                         await self._run_surely(client.settling.release_rest, rest)
 
-    async def ack_many(self, deliveries: Iterable[AsyncDelivery]) -> None:
+    def join(self, *, affinity: Literal["prefer", "own", "none"] | None = None, name: str | None = None) -> AsyncConsumer:
+        """See Queue.join: `async with q.join() as consumer: async for d in consumer.consume(): ...`."""
+        return AsyncConsumer(self, affinity, name)
+
+    async def ack_many(self, deliveries: Iterable[AsyncDelivery | AsyncDeliveryRef]) -> None:
         """See Queue.ack_many."""
         whole = deliveries.whole() if isinstance(deliveries, AsyncBatch) else None
         await self._run(self.sync.ack_many, [d._delivery for d in deliveries] if whole is None else whole)
 
-    async def nack_many(self, deliveries: Iterable[AsyncDelivery], delay: float | None = None, reason: str | None = None) -> None:
+    async def nack_many(
+        self, deliveries: Iterable[AsyncDelivery | AsyncDeliveryRef], delay: float | None = None, reason: str | None = None
+    ) -> None:
         """See Queue.nack_many."""
         await self._run(self.sync.nack_many, [d._delivery for d in deliveries], delay, reason)
 
-    async def extend_many(self, deliveries: Iterable[AsyncDelivery], seconds: float) -> None:
+    async def extend_many(
+        self, deliveries: Iterable[AsyncDelivery | AsyncDeliveryRef], seconds: float, *, late: bool = True
+    ) -> None:
         """See Queue.extend_many."""
-        await self._run(self.sync.extend_many, [d._delivery for d in deliveries], seconds)
+        await self._run(self.sync.extend_many, [d._delivery for d in deliveries], seconds, late=late)
 
     def delivery(self, handle: str) -> AsyncDeliveryRef:
         """See Queue.delivery."""
@@ -278,116 +295,135 @@ class AsyncQueue(Calls):
 
     # ---- looking and operating
 
-    async def app_schema(self, sql: str) -> None:
-        """See Queue.app_schema."""
-        await self._run(self.sync.app_schema, sql)
+    limit = _twin(Queue.limit)
+    tenants = _twin(Queue.tenants)
+    app_schema = _twin(Queue.app_schema)
+    query = _twin(Queue.query)
+    configure = _twin(Queue.configure)
+    reset_estimates = _twin(Queue.reset_estimates)
+    stats = _twin(Queue.stats)
+    top_keys = _twin(Queue.top_keys)
+    peek = _twin(Queue.peek)
+    status = _twin(Queue.status)
 
-    async def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> Rows:
-        """See Queue.query."""
-        return await self._run(self.sync.query, sql, params, key=key)
+    async def output(self, key: Key | Receipt, seq: int | None = None, *, wait: float | None = 0.0) -> str | None:
+        """See Queue.output. Waiting holds no thread."""
+        look = self.sync._output_of(key, seq)
+        storage = self.sync._client.storage
+        patience = storage.patience(None if wait is None else validate.microseconds("wait", wait))
+        while True:
+            storage.require_open(writing=False)
+            seen = storage.waker.seen()
+            ended, output = await self._run(look)
+            if ended or patience.over:
+                return output
+            if (left := patience.left(None)) > 0:
+                await self._wait(seen, min(left, OUTPUT_SECONDS), idle=False)
 
-    async def configure(self, **changes: Any) -> QueueConfig:
-        """See Queue.configure."""
-        return await self._run(self.sync.configure, **changes)
+    explain = _twin(Queue.explain)
+    dead_letters = _twin(Queue.dead_letters)
+    history = _twin(Queue.history)
+    consumers_needed = _twin(Queue.consumers_needed)
+    consumers = _twin(Queue.consumers)
+    leases = _twin(Queue.leases)
+    topology = _twin(Queue.topology)
+    split = _twin(Queue.split)
+    merge = _twin(Queue.merge)
+    move = _twin(Queue.move)
+    isolate = _twin(Queue.isolate)
+    cancel_move = _twin(Queue.cancel_move)
+    advise = _twin(Queue.advise)
+    reject = _twin(Queue.reject)
+    resolve = _twin(Queue.resolve)
+    release_consumer = _twin(Queue.release_consumer)
+    redrive = _twin(Queue.redrive)
+    hold = _twin(Queue.hold)
+    release = _twin(Queue.release)
+    purge = _twin(Queue.purge)
+    purge_history = _twin(Queue.purge_history)
+    configure_replication = _twin(Queue.configure_replication)
+    detach = _twin(Queue.detach)
+    replication = _twin(Queue.replication)
+    pause = _twin(Queue.pause)
+    resume = _twin(Queue.resume)
+    sideline = _twin(Queue.sideline)
+    backup = _twin(Queue.backup)
+    check = _twin(Queue.check)
 
-    async def reset_estimates(self) -> None:
-        """See Queue.reset_estimates."""
-        await self._run(self.sync.reset_estimates)
 
-    async def stats(self) -> Stats:
-        """See Queue.stats."""
-        return await self._run(self.sync.stats)
+class AsyncConsumer:
+    """A Consumer whose methods are awaited: `async with q.join() as consumer: ...`. It joins when the block begins."""
 
-    async def top_keys(self, n: int = 10, by: Literal["depth", "age"] = "depth") -> list[KeyDepth]:
-        """See Queue.top_keys."""
-        return await self._run(self.sync.top_keys, n, by)
+    def __init__(self, queue: AsyncQueue, affinity: str | None, name: str | None) -> None:
+        self._queue = queue
+        self._wanted = affinity, name
+        self._consumer: Consumer | None = None
 
-    async def peek(self, key: Key | Receipt | None = None, limit: int = 10) -> list[PeekedMessage]:
-        """See Queue.peek."""
-        return await self._run(self.sync.peek, key, limit)
+    async def __aenter__(self) -> AsyncConsumer:
+        queue = self._queue
+        self._consumer = await queue._run(lambda: queue.sync.join(affinity=self._wanted[0], name=self._wanted[1]))  # type: ignore[arg-type]
+        return self
 
-    async def status(self, key: Key | Receipt, seq: int | None = None) -> MessageStatus:
-        """See Queue.status."""
-        return await self._run(self.sync.status, key, seq)
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.leave()
 
-    async def explain(self, key: Key) -> Explanation:
-        """See Queue.explain."""
-        return await self._run(self.sync.explain, key)
+    @property
+    def sync(self) -> Consumer:
+        """The sync consumer that does the work."""
+        if self._consumer is None:
+            raise InvalidArgument("the consumer has not joined yet", hint=hints.USE_ASYNC_WITH)
+        return self._consumer
 
-    async def dead_letters(self, key: Key | None = None, limit: int = 100) -> list[DeadLetter]:
-        """See Queue.dead_letters."""
-        return await self._run(self.sync.dead_letters, key, limit)
+    @property
+    def name(self) -> str:
+        """See Consumer."""
+        return self.sync.name
 
-    async def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:
-        """See Queue.history."""
-        return await self._run(self.sync.history, shard=shard, after=after, key=key, limit=limit)
+    @property
+    def affinity(self) -> str:
+        """See Consumer.affinity."""
+        return self.sync.affinity
 
-    async def consumers(self) -> list[ConsumerStatus]:
-        """See Queue.consumers."""
-        return await self._run(self.sync.consumers)
+    @property
+    def shards(self) -> frozenset[int]:
+        """See Consumer.shards."""
+        return self.sync.shards
 
-    async def reject(self, key: Key, seq: int, reason: str, *, force: bool = False) -> bool:
-        """See Queue.reject."""
-        return await self._run(self.sync.reject, key, seq, reason, force=force)
-
-    async def resolve(self, key: Key, seq: int) -> bool:
-        """See Queue.resolve."""
-        return await self._run(self.sync.resolve, key, seq)
-
-    async def release_consumer(self, name: str, *, force: bool = False) -> int:
-        """See Queue.release_consumer."""
-        return await self._run(self.sync.release_consumer, name, force=force)
-
-    async def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
-        """See Queue.redrive."""
-        return await self._run(self.sync.redrive, key, seqs)
-
-    async def hold(self, key: Key, reason: str | None = None) -> None:
-        """See Queue.hold."""
-        await self._run(self.sync.hold, key, reason)
-
-    async def release(self, key: Key | None) -> bool:
-        """See Queue.release."""
-        return await self._run(self.sync.release, key)
-
-    async def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
-        """See Queue.purge."""
-        return await self._run(self.sync.purge, key, dead=dead, history=history)
-
-    async def purge_history(self, key: Key | None = None) -> int:
-        """See Queue.purge_history."""
-        return await self._run(self.sync.purge_history, key)
-
-    async def configure_replication(
+    async def receive(
         self,
-        target: str | os.PathLike[str],
-        mode: Literal["async", "confirmed"] = "async",
+        max_messages: int = 10,
         *,
-        interval_seconds: float = 1.0,
-        max_lag_bytes: int = 1 << 30,
-        keep_seconds: float = 86_400.0,
-        key_file: str | os.PathLike[str] | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        authority: str | os.PathLike[str] | None = None,
-        plaintext: bool = False,
-        timeout_seconds: float = 10.0,
-        verify_seconds: float = 86_400.0,
-    ) -> ReplicationStatus:
-        """See Queue.configure_replication."""
-        return await self._run(
-            self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
-            keep_seconds=keep_seconds, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
-            timeout_seconds=timeout_seconds, verify_seconds=verify_seconds,
-        )  # fmt: skip
+        per_key: int | None = None,
+        wait: float | None = 0.0,
+        lease_seconds: float | None = None,
+        ack_first: bool = False,
+        charge: Literal["started", "all"] = "started",
+    ) -> AsyncBatch:
+        """See Consumer.receive."""
+        request = self._queue.sync._receiving.request(
+            max_messages, per_key, lease_seconds, None, self.name, ack_first=ack_first, charge=charge
+        )
+        return await self._queue._receive(request, wait, self.sync._live)
 
-    async def detach(self, *, force: bool = False) -> bool:
-        """See Queue.detach."""
-        return await self._run(self.sync.detach, force=force)
+    async def consume(
+        self,
+        max_messages: int = 10,
+        *,
+        per_key: int | None = None,
+        wait: float | None = None,
+        lease_seconds: float | None = None,
+        ack_first: bool = False,
+    ) -> AsyncIterator[AsyncDelivery]:
+        """See Consumer.consume. Close it (contextlib.aclosing) if you leave it early."""
+        ahead = leased_ahead(max_messages, ack_first=ack_first)
+        request = self._queue.sync._receiving.request(
+            ahead, per_key, lease_seconds, None, self.name, ack_first=ack_first, starts=True
+        )
+        async with aclosing(self._queue._consume(request, wait, self.sync._live)) as deliveries:
+            async for d in deliveries:
+                yield d
 
-    async def replication(self) -> ReplicationStatus | None:
-        """See Queue.replication."""
-        return await self._run(self.sync.replication)
-
-    async def check(self, fix: bool = False) -> list[Problem]:
-        """See Queue.check."""
-        return await self._run(self.sync.check, fix)
+    async def leave(self) -> None:
+        """See Consumer.leave."""
+        if self._consumer is not None:
+            await self._queue._run_surely(self._consumer.leave)

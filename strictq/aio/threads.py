@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from .._errors import QueueClosed
+from .._values.errors import QueueClosed
 
 T = TypeVar("T")
 THREADS_MAX: Final = 40

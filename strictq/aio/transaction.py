@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from .._effects import Effects, Recording
+from .._client.effects import Effects, Recording
 from .._store.api import AppDatabase, TransactionName
 from ..transaction import Transaction
 from .threads import Calls
@@ -42,6 +42,10 @@ class AsyncTransaction(Recording):
 
     def _effects_for(self, verb: str) -> Effects:
         return self._inside._effects_for(verb)
+
+    def output(self, text: str) -> None:
+        """Record output of the handler. See Transaction.output."""
+        self._inside.output(text)
 
     async def run(self, work: Callable[[AppDatabase], T]) -> T:
         """Run a plain function in the transaction, in a worker thread. See Transaction.run."""

@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ import click
 
 import strictq
 from strictq import StrictqError
-from strictq import _hints as hints
-from strictq._config import FOREVER_SECONDS
-from strictq._keys import Key, encode_key
+from strictq._values import hints
+from strictq._values.config import FOREVER_SECONDS
+from strictq._values.keys import Key, encode_key
 from strictq.cli._command import USAGE, Failure, tell
 from strictq.cli._words import shown_key
+from strictq.remote.url import is_url
 
 WHOLE: Final = re.compile(r"[+-]?[0-9]+")
 
@@ -70,12 +71,40 @@ class StoredText(click.types.StringParamType):
         return text
 
 
+class LocalPath(click.Path):
+    """A path of this machine, as a Path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert as click does, and refuse a URL, whose queue would be looked for in this directory."""
+        if is_url(value):
+            # The URL is not in the message, because it may contain a password.
+            self.fail("a path is needed, not a URL. URLs of queues: for send, work, run and forward --to.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Place(click.ParamType[Path | str]):
+    """The directory of a queue, as a Path; or the URL of one behind an endpoint, as text."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        """Leave a URL as it is."""
+        return value if is_url(value) else Path(PATH.convert(value, param, ctx))
+
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-PATH: Final = click.Path(path_type=Path)
+PATH: Final = LocalPath(path_type=Path)
+PLACE: Final = Place()
 KEY_HELP: Final = "The key. If it starts with a dash, write it after --."
 
 queue_argument: Final[Decorator] = click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
+place_argument: Final[Decorator] = click.argument(
+    "queue",
+    type=PLACE,
+    metavar="QUEUE",
+    help="The queue's directory, or the URL of a queue behind an SQS-compatible endpoint: sqs+http://HOST:PORT/queue/NAME.",
+)
 key_argument: Final[Decorator] = click.argument("key", metavar="KEY", help=KEY_HELP)
 optional_key_argument: Final[Decorator] = click.argument("key", required=False, metavar="[KEY]", help=KEY_HELP)
 key_type_option: Final[Decorator] = click.option(
@@ -84,6 +113,15 @@ key_type_option: Final[Decorator] = click.option(
     default=KeyType.str,
     help='The type of KEY: 1, "1" and b"1" are three different keys. hex and base64 decode to bytes.',
 )
+
+
+def open_place(place: Path | str) -> AbstractContextManager[strictq.Queue | strictq.RemoteQueue]:
+    """Open a queue that exists, in a directory or behind an endpoint.
+
+    Raises:
+        StrictqError: it does not exist, or can't be opened.
+    """
+    return strictq.open(place, create=False) if isinstance(place, Path) else strictq.connect(place)
 
 
 def limit_option(default: int) -> Decorator:

@@ -15,7 +15,7 @@ from typing import IO, Any, Final, NoReturn, ParamSpec, Self
 
 import click
 
-from strictq._errors import ConfigError, InvalidArgument, PartialFailure, QueueNotFound, StoreError, StrictqError
+from strictq._values.errors import ConfigError, InvalidArgument, PartialFailure, QueueNotFound, StoreError, StrictqError
 from strictq.cli._advice import hint_of
 from strictq.cli._group import Context
 

@@ -6,7 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from strictq import InvalidArgument, Message, OutcomeUnknown, PartialFailure, Queue, QueueFull, StrictqError
+from strictq import (
+    InvalidArgument,
+    Message,
+    OutcomeUnknown,
+    PartialFailure,
+    Queue,
+    QueueFull,
+    RemoteQueue,
+    StrictqError,
+    Throttled,
+)
 from strictq.cli._command import Stopping, explained
 from strictq.cli._rows import BadLine, Numbered
 
@@ -37,11 +47,12 @@ class Sender:
         doubt: the message about unknown lines, if the run was interrupted.
     """
 
-    def __init__(self, q: Queue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
+    def __init__(self, q: Queue | RemoteQueue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
         """Send nothing yet.
 
         Args:
-            wait: seconds to keep retrying while the queue is full or busy.
+            q: the queue, or one behind an endpoint.
+            wait: seconds to keep retrying while the queue is full or busy, or a tenant is throttled.
             repeatable: the messages have dedup ids, so sending them twice does no harm.
         """
         self._q = q
@@ -88,8 +99,7 @@ class Sender:
 
     def _once(self, messages: list[Any]) -> tuple[list[int], StrictqError] | None:
         """Try once. Return None, or the positions that were not sent and the error."""
-        plain = self._q._client.sending.send_plain
-        send: Callable[[list[Any]], Sequence[Any]] = self._q.send_many if type(messages[0]) is Message else plain
+        send: Callable[[list[Any]], Sequence[Any]] = self._q.send_many if type(messages[0]) is Message else self._send_plain
         try:
             receipts = send(messages)
         except PartialFailure as e:
@@ -101,8 +111,15 @@ class Sender:
         self._count(receipts)
         return None
 
+    def _send_plain(self, messages: list[Any]) -> Sequence[Any]:
+        """Send pairs of a key and a body."""
+        if isinstance(self._q, RemoteQueue):
+            return self._q.send_many([Message(body, key=key) for key, body in messages])
+        return self._q._client.sending.send_plain(messages)
+
     def _count(self, receipts: Sequence[Any]) -> None:
-        duplicates = sum(r.duplicate for r in receipts) if self._repeatable else 0
+        # An endpoint does not say what is a duplicate.
+        duplicates = sum(r.duplicate for r in receipts) if self._repeatable and isinstance(self._q, Queue) else 0
         self.duplicates += duplicates
         self.sent += len(receipts) - duplicates
 
@@ -116,7 +133,8 @@ class Sender:
         self.stuck_at = first = unsent[0][0][0]
         if error.transient and not unknown and time.monotonic() < deadline:
             with self._stopping.at_once():
-                time.sleep(AGAIN_SECONDS)
+                after = max(AGAIN_SECONDS, error.retry_after if isinstance(error, Throttled) else 0.0)
+                time.sleep(max(0.0, min(after, deadline - time.monotonic())))
             self.stuck_at = None
             return
         text, _, hint = explained(error)
@@ -124,9 +142,7 @@ class Sender:
         if unknown:
             hint = self._in_doubt(unsent[0])
         elif after:
-            hint = (
-                f"{hint}; {after:,} later lines, in other shards, were sent; they can be repeated safely only with --dedup-field"
-            )
+            hint = f"{hint}; {after:,} later lines, of other keys, were sent; they can be repeated safely only with --dedup-field"
         else:
             hint = f"{hint}; no line from {first:,} on was sent"
         raise GaveUp(f"line {first:,}: {text}", first, hint.removeprefix("; "))

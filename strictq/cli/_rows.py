@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import orjson
 
 from strictq import InvalidArgument, Message
-from strictq._keys import Key, encode_key
-from strictq._validate import name as short_name
-from strictq._validate import number as finite_number
+from strictq._client.validate import name as short_name
+from strictq._client.validate import number as finite_number
+from strictq._values.keys import Key, encode_key
 from strictq.cli._arguments import KeyType, converted
 from strictq.cli._lines import Line, TooLong
 

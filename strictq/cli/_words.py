@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from strictq._keys import Key
+from strictq._values.keys import Key
 from strictq.cli._command import printable
 
 if TYPE_CHECKING:

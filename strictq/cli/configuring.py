@@ -12,7 +12,7 @@ import click
 
 import strictq
 from strictq import ConfigError, QueueConfig
-from strictq._config import OBSOLETE, no_effect, require_known
+from strictq._values.config import OBSOLETE, no_effect, require_known
 from strictq.cli._arguments import Decorator, Durability, json_option, looking, operating, queue_argument
 from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable, tell
 from strictq.cli._render import show
@@ -121,6 +121,8 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     if text.lower() in ("none", "null"):
         return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return json.loads(text.replace("_", "")) if text[:1].isdigit() else text
     except ValueError:
@@ -129,4 +131,8 @@ def _value(text: str) -> Any:
 
 def text(value: Any) -> str:
     """Return a setting as text, in the form that `config` accepts."""
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else f"{value}"

@@ -89,7 +89,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
     """Plot an export: ages, throughput, outcomes, and the durations that workers measured.
 
-    Runs Spark locally. Requires the extras "spark" and "plot", and Java 17 or newer.
+    Requires the extra "plot".
 
     Exit code 0: done. 1: it failed. 2: invalid usage, or there is no directory OUT.
     """
@@ -97,14 +97,9 @@ def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
         raise Failure(f"there is no directory {out}", USAGE)
     if png.resolve() == out.resolve():
         raise Failure("--png must not be OUT: pictures in OUT would make the next export fail", USAGE)
-    from strictq._extras import need_spark
     from strictq.history import plots
 
-    need_spark()
-    from strictq.spark._local import local_session
-
-    with local_session("strictq history plot") as spark:
-        saved = plots.save_plots(spark, out, png, window)
+    saved = plots.save_plots(out, png, window)
     if as_json:
         emit({"files": [str(file) for file in saved]})
     else:

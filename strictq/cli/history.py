@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import click
 
 import strictq
 from strictq import HistoryRecord
-from strictq._keys import Key
+from strictq._values.keys import Key
 from strictq.cli._arguments import KeyType, json_option, key_of, key_type_option, looking, optional_key_argument, queue_argument
 from strictq.cli._command import OK, USAGE, Failure, QueueCommand, command
 from strictq.cli._render import listing, show
@@ -53,7 +53,7 @@ class HistoryCommand(QueueCommand):
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Only records with a number n above N. Requires --shard or KEY.",
+    help="Only records with a number n above N. Requires --shard or KEY, or both if the key's range has moved.",
 )
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many. [100; with --json all]")
 @json_option
@@ -63,11 +63,9 @@ def history(
     """List finished messages and their outcomes, in order within each shard. The setting `history` must be on."""
     if after and shard is None and key is None:
         raise Failure("--after requires --shard or a KEY: each shard numbers its records separately", USAGE)
-    if key is not None and shard is not None:
-        raise Failure("use either KEY or --shard: a key belongs to one shard", USAGE)
     chosen = None if key is None else key_of(key, key_type)
     with looking(queue) as q:
-        shards = [0] if chosen is not None else list(range(q.shards)) if shard is None else [shard]
+        shards: Sequence[int | None] = range(q.shards) if chosen is None and shard is None else [shard]
         records = _records(q, shards, chosen, after, limit or (None if as_json else 100))
         if as_json:
             for record in records:
@@ -89,7 +87,9 @@ def history(
     return OK
 
 
-def _records(q: strictq.Queue, shards: list[int], key: Key | None, after: int, limit: int | None) -> Iterator[HistoryRecord]:
+def _records(
+    q: strictq.Queue, shards: Sequence[int | None], key: Key | None, after: int, limit: int | None
+) -> Iterator[HistoryRecord]:
     """Yield records shard by shard, page by page."""
     left = limit
     for shard in shards:
@@ -99,5 +99,5 @@ def _records(q: strictq.Queue, shards: list[int], key: Key | None, after: int, l
             yield from page
             if not page:
                 break
-            n = page[-1].n
+            shard, n = page[-1].shard, page[-1].n
             left = None if left is None else left - len(page)

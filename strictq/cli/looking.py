@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, Final
 
 import click
 
-from strictq import AttemptError, PartialFailure, StrictqError
-from strictq._views import plain
+from strictq import AttemptError, PartialFailure, Progress, StrictqError
+from strictq._values.views import key_fields, plain
 from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
+    Decorator,
     KeyType,
+    Seconds,
     hint_of_type,
     id_options,
     json_option,
@@ -49,6 +52,15 @@ EXAMPLES: Final = {
         strictq status orders.strictq order-7 12
         strictq status jobs.strictq --id 71 --shard 0
     """,
+    "wait": """
+        strictq wait orders.strictq && ./process-orders
+        strictq wait orders.strictq --timeout 60 --json
+    """,
+    "output": """
+        strictq output reports.strictq customer-7 12
+        strictq output reports.strictq customer-7 12 --wait 60 --json | jq -r .output
+        strictq output jobs.strictq --id 71 --shard 0
+    """,
     "dead": """
         strictq dead orders.strictq
         strictq dead orders.strictq order-7 --errors
@@ -59,6 +71,14 @@ EXAMPLES: Final = {
         strictq query orders.strictq 'SELECT * FROM app_balance WHERE account = ?' --param account-7
     """,
 }
+
+seq_argument: Final[Decorator] = click.argument(
+    "seq",
+    type=click.IntRange(min=1),
+    required=False,
+    metavar="[SEQ]",
+    help="The message's position in its key's sequence, from 1.",
+)
 
 
 class Rank(StrEnum):
@@ -74,11 +94,12 @@ class Rank(StrEnum):
     "--by", type=click.Choice(Rank), default=Rank.depth, help="Rank by number of messages, or by age of the oldest message."
 )
 @click.option("--limit", "-n", type=click.IntRange(min=1, max=10_000), default=10, help="Show at most this many.")
+@click.option("--prefix", metavar="TEXT", help="Only keys that are text and begin with this. Reads only these.")
 @json_option
-def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
+def top_keys(queue: Path, by: Rank, limit: int, prefix: str | None, as_json: bool) -> int:
     """List the keys with the most messages, or with the oldest message. Reads every key that has messages."""
     with looking(queue) as q:
-        found = q.top_keys(limit, by=by.value)
+        found = q.top_keys(limit, by=by.value, prefix=prefix)
     if as_json:
         for k in found:
             emit(k.to_dict())
@@ -114,6 +135,8 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
         pairs.append(("since", moment(found.since)))
     if found.until is not None:
         pairs.append(("until", moment(found.until)))
+    if found.progress is not None:
+        pairs.append(("progress", _progress(found.progress)))
     pairs.append(("shard", f"{found.shard}"))
     if found.token is not None:
         pairs += [("by", printable(found.by)), ("token", f"{found.token}")]
@@ -170,37 +193,34 @@ def _require_one(key: str | None, arrival: int | None, shard: int | None) -> Non
         raise Failure("--shard requires --id", USAGE)
 
 
+def _require_message(key: str | None, seq: int | None, arrival: int | None, shard: int | None) -> None:
+    _require_one(key, arrival, shard)
+    if arrival is None and (key is None or seq is None):
+        raise Failure("give KEY and SEQ, or --id for a keyless message", USAGE)
+
+
 @command(EXAMPLES["status"])
 @queue_argument
 @optional_key_argument
-@click.argument(
-    "seq",
-    type=click.IntRange(min=1),
-    required=False,
-    metavar="[SEQ]",
-    help="The message's position in its key's sequence, from 1.",
-)
+@seq_argument
 @id_options
 @key_type_option
 @json_option
 def status(
     queue: Path, key: str | None, seq: int | None, arrival: int | None, shard: int | None, key_type: KeyType, as_json: bool
 ) -> int:
-    """Show the state of one message: its holder, attempts, last errors and last output. Use KEY and SEQ, or --id.
+    """Show the state of one message: its holder, attempts, progress, last errors and last output. Use KEY and SEQ, or --id.
 
     Exit code 0: the message exists, or is resolved. 1: the key never had this seq, or no keyless message has this id.
     2: there is no such queue.
     """
-    _require_one(key, arrival, shard)
-    if arrival is None and (key is None or seq is None):
-        raise Failure("give KEY and SEQ, or --id for a keyless message", USAGE)
+    _require_message(key, seq, arrival, shard)
     with looking(queue) as q:
         if arrival is not None:
-            keyless = q._operations.status_of_keyless(receipt_of(q, arrival, shard))
-            if keyless is None:
+            found = q.status(receipt_of(q, arrival, shard))
+            if found.state == "resolved":
                 hint = "to find a message that has a key, give KEY and SEQ; strictq history may have the record of a resolved one"
                 raise Failure(f"no keyless message has id {arrival}: it is resolved, or has a key", WRONG, hint)
-            found = keyless
         else:
             assert key is not None
             chosen = key_of(key, key_type)
@@ -216,12 +236,82 @@ def status(
         pairs.append(("held by", printable(found.consumer)))
     if found.until is not None:
         pairs.append(("until", moment(found.until)))
+    if found.progress is not None:
+        pairs.append(("progress", _progress(found.progress)))
     if found.last_error:
         pairs.append(("last error", printable_lines(found.last_error)))
     if found.last_output:
         pairs.append(("last output", printable_lines(found.last_output)))
     show([*pairs, *map(_attempt, found.errors)])
     return OK
+
+
+@command(EXAMPLES["wait"])
+@queue_argument
+@click.option("--timeout", type=Seconds(min=0), help="Wait at most this many seconds. [no limit]")
+@json_option
+def wait(queue: Path, timeout: float | None, as_json: bool) -> int:
+    """Wait until a message is ready, without receiving it. Another consumer may receive it first.
+
+    Exit code 0: a message is ready. 1: the time is over. 2: there is no such queue.
+    """
+    with looking(queue) as q:
+        ready = q.wait_ready(timeout)
+    if as_json:
+        emit({"ready": ready})
+    return OK if ready else WRONG
+
+
+@command(EXAMPLES["output"])
+@queue_argument
+@optional_key_argument
+@seq_argument
+@id_options
+@key_type_option
+@click.option("--wait", type=Seconds(min=0), default=0.0, help="Wait up to this many seconds until the message has ended. [0]")
+@json_option
+def output(
+    queue: Path,
+    key: str | None,
+    seq: int | None,
+    arrival: int | None,
+    shard: int | None,
+    key_type: KeyType,
+    wait: float,
+    as_json: bool,
+) -> int:
+    """Print the output that a message's handler left with its ack, if the queue keeps outputs. Use KEY and SEQ, or --id.
+
+    A queue keeps outputs for its setting output_seconds.
+
+    Exit code 0: there is an output. 1: the message has not ended, no output of it is kept, or there is no such message. 2: there
+    is no such queue.
+    """
+    _require_message(key, seq, arrival, shard)
+    with looking(queue) as q:
+        if arrival is not None:
+            found = q.output(receipt_of(q, arrival, shard), wait=wait)
+            fields = key_fields(None)
+        else:
+            assert key is not None
+            chosen = key_of(key, key_type)
+            hint_of_type(q, chosen)
+            found = q.output(chosen, seq, wait=wait)
+            fields = key_fields(chosen)
+    if as_json:
+        emit({**fields, "seq": seq, "output": found})
+    elif found is not None:
+        show(printable_lines(found))
+    else:
+        hint = "strictq status shows the state of a message, strictq config the setting output_seconds"
+        raise Failure("no output of this message is kept, or it has not ended", WRONG, hint)
+    return WRONG if found is None else OK
+
+
+def _progress(told: Progress) -> str:
+    """Return a handler's progress as one line."""
+    text = f", {printable(told.text)}" if told.text else ""
+    return f"{told.fraction:.0%}{text}, reported {span(max(time.time() - told.at, 0.0))} ago"
 
 
 def _attempt(error: AttemptError) -> Fact:

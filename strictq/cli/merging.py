@@ -1,25 +1,30 @@
-"""`strictq merge` and `strictq adopt`."""
+"""`strictq merge`, `strictq backup` and `strictq adopt`."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Final
 
 import click
 
 import strictq
-from strictq.cli._arguments import PATH, json_option, quiet_option
+from strictq.cli._arguments import PATH, json_option, looking, queue_argument, quiet_option
 from strictq.cli._command import OK, command, many, printable
-from strictq.cli._render import listing
-from strictq.cli._words import emit
+from strictq.cli._render import listing, waiting
+from strictq.cli._words import emit, size, utc
 
 EXAMPLES: Final = {
     "merge": """
 strictq merge orders.strictq.diverged-1 orders.replica --dry-run
 strictq merge orders.strictq.diverged-1 orders.replica
 """,
+    "backup": """
+strictq backup orders.strictq /mnt/backup/orders.strictq
+strictq stats /mnt/backup/orders.strictq
+""",
     "adopt": """
-cp -r orders.strictq copy.strictq
+strictq backup orders.strictq copy.strictq
 strictq adopt copy.strictq
 """,
 }
@@ -84,6 +89,38 @@ def _number(seq: int | None) -> str:
     return "-" if seq is None else f"{seq}"
 
 
+@command(EXAMPLES["backup"])
+@queue_argument
+@click.argument("target", type=PATH, metavar="TARGET", help="The copy's directory, which must not exist.")
+@quiet_option
+@json_option
+def backup(queue: Path, target: Path, quiet: bool, as_json: bool) -> int:
+    """Copy a queue to a new directory while programs use it.
+
+    The copy is one state of the whole queue. It can be read at once; `strictq adopt TARGET` puts it in service. TARGET appears
+    when it is complete. An interrupted backup creates nothing, except perhaps a directory .TARGET.*.new, which can be deleted.
+
+    Exit code 0: done. 1: a file cannot be read or written, or the disk is full. 2: invalid usage, or TARGET exists.
+    """
+    progress = [0, 0]
+
+    def step(done: int, total: int) -> None:
+        progress[:] = done, total
+
+    started = time.monotonic()
+    with (
+        looking(queue) as q,
+        waiting("copying:", lambda: f"{size(progress[0])} of {size(progress[1])}", quiet=quiet),
+    ):
+        done = q.backup(target, on_progress=step)
+    if as_json:
+        emit({**done.to_dict(), "seconds": time.monotonic() - started})
+    elif not quiet:
+        print(f"{printable(done.path)} is a copy of the queue as of {utc(done.at)} ({size(done.copied_bytes)})")
+        print("it can be opened for reading; to put it in service, run strictq adopt TARGET")
+    return OK
+
+
 @command(EXAMPLES["adopt"])
 @click.argument("queue", type=PATH, metavar="QUEUE", help="The copied directory. No process may have it open.")
 @quiet_option
@@ -91,8 +128,7 @@ def _number(seq: int | None) -> str:
 def adopt(queue: Path, quiet: bool, as_json: bool) -> int:
     """Give a copied queue its own identity, so that replicas and Spark checkpoints can distinguish it from its original.
 
-    Use it after cp -r, or after restoring a backup of the directory beside its original. The copy then has no replica, and its
-    leases have ended.
+    Use it after strictq backup or cp -r. The copy then has no replica, and its leases have ended.
 
     Exit code 0: done. 1: a process has the queue open, or it cannot be written. 2: there is no such queue.
     """

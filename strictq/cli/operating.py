@@ -1,8 +1,9 @@
-"""Commands that operate a queue while programs use it: redrive, hold, release, reject, resolve, purge, history purge."""
+"""Commands that operate a queue while programs use it: dead letters, holds, pauses, backlogs, purges."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +12,11 @@ import click
 
 import strictq
 from strictq import InvalidArgument, UnknownMessage
-from strictq._keys import Key
-from strictq._views import key_fields
+from strictq._values.keys import Key
+from strictq._values.views import key_fields
 from strictq.cli._arguments import (
     KeyType,
+    Seconds,
     StoredText,
     hint_of_type,
     json_option,
@@ -41,6 +43,19 @@ EXAMPLES: Final = {
         strictq release orders.strictq order-7
         strictq release orders.strictq --keyless
         strictq release orders.strictq --consumer etl
+    """,
+    "pause": """
+        strictq pause orders.strictq
+        strictq pause orders.strictq --type charge
+    """,
+    "resume": """
+        strictq resume orders.strictq
+        strictq resume orders.strictq --type charge
+    """,
+    "sideline": """
+        strictq sideline orders.strictq
+        strictq sideline orders.strictq --older-than 60
+        strictq sideline orders.strictq --end
     """,
     "reject": """
         strictq reject orders.strictq order-7 12 --reason "it kills the job"
@@ -139,7 +154,7 @@ def release(
 
 def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_json: bool) -> int:
     with operating(queue) as q:
-        known = [c.name for c in q.consumers()]
+        known = [c.name for c in q.consumers() if c.kind == "stream"]
         if name not in known:
             there = f"the queue has {', '.join(map(printable, known))}" if known else "the queue has none"
             raise Failure(f"there is no named consumer {printable(name)}", hint=there)
@@ -158,6 +173,72 @@ seqs_argument = click.argument(
     metavar="SEQ...",
     help="The messages' positions in their key's sequence.",
 )
+
+
+type_option: Final = click.option(
+    "handler_type", "--type", type=StoredText(), metavar="HANDLER_TYPE", help="Only the handlers of this type, in a strictq.App."
+)
+
+
+@command(EXAMPLES["pause"])
+@queue_argument
+@type_option
+@quiet_option
+@json_option
+def pause(queue: Path, handler_type: str | None, quiet: bool, as_json: bool) -> int:
+    """Stop all receives of a queue, or the handlers of one type, until strictq resume.
+
+    Every process sees it at once. Sends are accepted, and messages in flight may be finished. With --type, the workers of an
+    App postpone messages of the type, with no attempt charged; later messages of their keys wait.
+    """
+    return _set_paused(queue, handler_type, True, quiet, as_json)
+
+
+@command(EXAMPLES["resume"])
+@queue_argument
+@type_option
+@quiet_option
+@json_option
+def resume(queue: Path, handler_type: str | None, quiet: bool, as_json: bool) -> int:
+    """End a pause of a queue, or of the handlers of one type, which then run within ten seconds."""
+    return _set_paused(queue, handler_type, False, quiet, as_json)
+
+
+def _set_paused(queue: Path, handler_type: str | None, paused: bool, quiet: bool, as_json: bool) -> int:
+    with operating(queue) as q:
+        changed = q.pause(handler_type) if paused else q.resume(handler_type)
+    what = "the queue" if handler_type is None else f"the type {printable(handler_type)}"
+    now, before = ("paused", "already paused") if paused else ("resumed", "not paused")
+    text = f"{what} is {now}" if changed else f"{what} was {before}"
+    return _report(text, {"paused": paused, "type": handler_type, "changed": changed}, quiet, as_json)
+
+
+@command(EXAMPLES["sideline"])
+@queue_argument
+@click.option(
+    "--older-than", type=Seconds(), metavar="SECONDS", help="Sideline messages sent more than this long ago. [default: 0]"
+)
+@click.option("--end", is_flag=True, help="End it: the oldest message comes first again.")
+@quiet_option
+@json_option
+def sideline(queue: Path, older_than: float | None, end: bool, quiet: bool, as_json: bool) -> int:
+    """Let new messages pass a backlog, as after an outage: messages that were sent before now get one turn in ten.
+
+    Every process sees it at once. The order within a key does not change. If no newer message is ready, the backlog gets all
+    turns.
+    """
+    if end and older_than is not None:
+        raise Failure("give either --older-than or --end", USAGE)
+    before = None if end else time.time() - (older_than or 0.0)
+    with operating(queue) as q:
+        changed = q.sideline(before)
+    text = f"messages sent before {_at(before)} are sidelined" if before is not None else "no messages are sidelined"
+    text += "" if changed or not end else "; nothing was changed"
+    return _report(text, {"sidelined_before": before, "changed": changed}, quiet, as_json)
+
+
+def _at(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
 @command(EXAMPLES["reject"])
@@ -242,8 +323,10 @@ def _settle(
 @click.option(
     "--history",
     is_flag=True,
-    help="Delete the records of finished messages as well. For records alone, use `strictq history purge`.",
+    help="Delete the records and kept outputs of finished messages as well. For records alone, use `strictq history purge`.",
 )
+@click.option("--older-than", type=Seconds(), metavar="SECONDS", help="Delete only messages sent more than this long ago.")
+@click.option("--in-flight", is_flag=True, help="Delete messages in flight as well. Their leases end.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @quiet_option
 @json_option
@@ -254,13 +337,16 @@ def purge(
     everything: bool,
     dead: bool,
     history: bool,
+    older_than: float | None,
+    in_flight: bool,
     yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Delete waiting messages permanently. Messages in flight stay with their consumer. Seqs are not reused.
+    """Delete waiting messages permanently. Messages in flight stay with their consumer, unless --in-flight is given.
+    Seqs are not reused.
 
-    The keys' dedup ids are deleted too: a repeated send with the same id is stored again.
+    The keys' dedup ids are deleted too, except with --older-than: a repeated send with the same id is stored again.
     """
     chosen = _one_or_all(key, key_type, everything)
     with operating(queue) as q:
@@ -271,7 +357,7 @@ def purge(
             _confirm(f"Delete {many(stats.depth, 'message')}{dead_letters}{records} of {q.path}?", "this empties the whole queue")
         hint_of_type(q, chosen)
         with waiting("purging:", lambda: _left(q, dead=dead), quiet=quiet):
-            count = q.purge(chosen, dead=dead, history=history)
+            count = q.purge(chosen, dead=dead, history=history, older_than=older_than, in_flight=in_flight)
     return _report(f"{many(count, 'message')} deleted", {"purged": count, **_whose(chosen)}, quiet, as_json)
 
 

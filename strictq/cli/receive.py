@@ -15,8 +15,8 @@ import click
 
 import strictq
 from strictq import Batch, Delivery, LeaseLost, PartialFailure, StrictqError
-from strictq._keys import Key
-from strictq._views import body_fields, key_fields
+from strictq._values.keys import Key
+from strictq._values.views import body_fields, key_fields
 from strictq.cli._arguments import KeyType, Seconds, StoredText, key_of, key_type_option, operating, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, tell
 from strictq.cli._words import encoded
@@ -157,8 +157,8 @@ def _line(d: Delivery) -> bytes:
 def as_values(d: Delivery) -> dict[str, Any]:
     """Return a message as JSON values."""
     return {
-        **key_fields(d.key), "seq": d.seq, "id": d.id, **body_fields(d.body), "headers": d.headers, "attempt": d.attempt,
-        "enqueued_at": d.enqueued_at, "token": d.token, "shard": d.shard,
+        **key_fields(d.key), "seq": d.seq, "id": d.id, **body_fields(d.body), "headers": d.headers, "dedup_id": d.dedup_id,
+        "attempt": d.attempt, "enqueued_at": d.enqueued_at, "token": d.token, "shard": d.shard,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import click
 
 import strictq
 from strictq import Message
-from strictq.cli._arguments import PATH, Durability, KeyType, Seconds, json_option, key_of, queue_argument, quiet_option
+from strictq.cli._arguments import PATH, Durability, KeyType, Seconds, json_option, key_of, place_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, tell
 from strictq.cli._delivering import GaveUp, Sender
 from strictq.cli._lines import Damaged, Lines
@@ -28,6 +28,7 @@ strictq send orders.strictq orders.jsonl --key-field customer
 tail -F orders.log | strictq send orders.strictq --key-field customer --on-error skip
 strictq send orders.strictq orders.jsonl.gz --key-field customer --dedup-field order
 seq 10 | strictq send numbers.strictq --raw --key all --create
+strictq send sqs+http://10.0.0.5:9324/queue/orders.fifo orders.jsonl --key-field customer
 """
 BATCH: Final = 20_000
 
@@ -40,7 +41,7 @@ class OnError(StrEnum):
 
 
 @command(EXAMPLES)
-@queue_argument
+@place_argument
 @click.argument(
     "file", type=PATH, required=False, metavar="[FILE]", help="The file to read, plain or gzip. - (the default) is stdin."
 )
@@ -77,7 +78,7 @@ class OnError(StrEnum):
     "--wait",
     type=Seconds(min=0.0),
     default=0.0,
-    help="Keep retrying for this many seconds while the queue or disk is full or busy.",
+    help="Keep retrying for this many seconds while the queue or disk is full or busy, or a tenant is throttled.",
 )
 @click.option("--batch", type=click.IntRange(min=1, max=100_000), default=BATCH, help="Send at most this many lines per commit.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
@@ -90,7 +91,7 @@ class OnError(StrEnum):
 @quiet_option
 @json_option
 def send(
-    queue: Path,
+    queue: Path | str,
     file: Path | None,
     key_field: str | None,
     key: str | None,
@@ -117,7 +118,7 @@ def send(
     The body is the line; the key is one of its JSON fields, or the value of --key.
 
     Sending stops before the first invalid line, and reports it on stderr with its number. With --on-error skip, invalid lines
-    are reported and skipped. Lines from a pipe are sent as they arrive.
+    are reported and skipped. Lines from a pipe are sent as they arrive. To a URL, use strictq forward for what must not be lost.
 
     Exit code 0: every line was sent, or was a duplicate. 1: some were neither; stderr says which. 2: invalid usage.
     """
@@ -132,9 +133,9 @@ def send(
     estimates = {"prepare_seconds": prepare_seconds, "process_seconds": process_seconds}
     options |= {name: seconds for name, seconds in estimates.items() if seconds is not None}
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
-        if key_field is None and constant is None and q.config.keyless == "refuse":
+        if key_field is None and constant is None and not _takes_keyless(q):
             raise Failure("give the key: --key-field FIELD, or --key KEY for all lines", USAGE)
-        q._client.sending.item(Message(b"", key="any", **options))  # report invalid options here, not as an invalid line
+        _check(q, Message(b"", key="any", **options))  # report invalid options here, not as an invalid line
         reader = LineReader(
             raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field, size_field=size_field,
             longest=q.config.max_body_bytes, options=options,
@@ -145,7 +146,7 @@ def send(
             tell("reading lines from the terminal; end with Ctrl-D")
         raw_would_do = not raw and key_field is None and dedup_field is None and size_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
-        window = None if dedup_field is None else q.config.dedup_window_seconds
+        window = None if dedup_field is None or isinstance(q, strictq.RemoteQueue) else q.config.dedup_window_seconds
         run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do, window=window)
         try:
             code = run.all(batch, quiet=quiet)
@@ -155,8 +156,32 @@ def send(
     return code
 
 
-def _opened(queue: Path, create: bool, shards: int | None, durability: Durability | None) -> strictq.Queue:
+def _opened(
+    queue: Path | str, create: bool, shards: int | None, durability: Durability | None
+) -> strictq.Queue | strictq.RemoteQueue:
+    if isinstance(queue, str):
+        if create:
+            raise Failure("--create is for a local queue", USAGE)
+        return strictq.connect(queue)
     return strictq.open(queue, create=create, shards=shards, durability=None if durability is None else durability.value)
+
+
+def _takes_keyless(q: strictq.Queue | strictq.RemoteQueue) -> bool:
+    return not q.is_fifo if isinstance(q, strictq.RemoteQueue) else q.config.keyless != "refuse"
+
+
+def _check(q: strictq.Queue | strictq.RemoteQueue, message: Message) -> None:
+    """Refuse invalid options.
+
+    Raises:
+        InvalidArgument: the queue would not accept the message.
+    """
+    if isinstance(q, strictq.RemoteQueue):
+        from strictq.remote.sending import check
+
+        check(q._endpoint, message)
+    else:
+        q._client.sending.item(message)
 
 
 def _options(delay: float, ttl: float | None, headers: Sequence[str]) -> dict[str, Any]:

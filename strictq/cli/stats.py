@@ -37,6 +37,10 @@ TOP_LANES_MAX: Final = 20_000
 """With more keys, the deepest ones are not searched repeatedly, because that takes three look-ups per key with messages."""
 
 
+LIVE_FIELDS: Final = {"kind", "host", "pid", "slow", "affinity", "shards", "concurrency", "running", "busy_ratio"}
+"""The fields of ConsumerStatus that streams do not have."""
+
+
 class Look(NamedTuple):
     """A snapshot of a queue and its named consumers, with rates since the previous snapshot."""
 
@@ -51,7 +55,12 @@ class Look(NamedTuple):
         """Take a snapshot. Read the counts first: they quarantine an unreadable shard, and the rest skips it."""
         found = q.stats()
         deepest = q.top_keys(TOP_SHOWN) if top and found.lanes <= TOP_LANES_MAX else None
-        return cls(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}", found, q.consumers(), deepest)
+        return cls(
+            f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}",
+            found,
+            [c for c in q.consumers() if c.kind == "stream"],
+            deepest,
+        )
 
     def since(self, before: Look, seconds: float) -> Look:
         """Return this snapshot with rates since an earlier one."""
@@ -159,7 +168,18 @@ def line(look: Look) -> str:
         f" [{printable(c.name)} lag={c.lag} age={c.age_seconds or 0:.1f} messages/s={_rate(c):.1f}]" for c in look.consumers
     )
     breakers = "".join(f" [breaker open: {breaker_line(b)}]" for b in look.found.breakers)
-    return f"{time.strftime('%H:%M:%S')} {counts} {speed}{streams}{breakers}"
+    paused = "".join(f" [{text}]" for text in pauses(look.found))
+    return f"{time.strftime('%H:%M:%S')} {counts} {speed}{streams}{breakers}{paused}"
+
+
+def pauses(found: Stats) -> list[str]:
+    """Return what is paused or sidelined, as lines."""
+    lines = ["the queue is paused"] if found.paused else []
+    if found.paused_types:
+        lines.append(f"paused types: {printable(', '.join(found.paused_types))}")
+    if found.sidelined_before is not None:
+        lines.append(f"messages older than {span(max(0.0, time.time() - found.sidelined_before))} are sidelined")
+    return lines
 
 
 def _rate(consumer: ConsumerStatus) -> float:
@@ -193,6 +213,7 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
     if found.replication is not None and found.replication.mode != "off":
         parts += [Heading("replica"), [(found.replication.mode, status_line(found.replication))]]
+    parts += [Alarm(text) for text in pauses(found)]
     parts += [Alarm(f"breaker open: {breaker_line(b)}") for b in found.breakers]
     if shards:
         parts.append(Heading("shards"))
@@ -230,4 +251,9 @@ def as_values(look: Look) -> dict[str, Any]:
     values = look.found.to_dict()
     for shard in values["shards"]:
         shard["quarantined"] = in_words(shard["quarantined"])
-    return {**values, "consumers": [c.to_dict() for c in look.consumers]}
+    return {**values, "consumers": [_of_stream(c) for c in look.consumers]}
+
+
+def _of_stream(one: ConsumerStatus) -> dict[str, Any]:
+    """Return the fields of a stream, without those of live consumers."""
+    return {name: value for name, value in one.to_dict().items() if name not in LIVE_FIELDS}

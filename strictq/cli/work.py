@@ -6,14 +6,15 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 import strictq
-from strictq.cli._arguments import PATH, Seconds
+from strictq.cli._arguments import PLACE, Seconds, open_place, place_argument
 from strictq.cli._command import OK, USAGE, Failure, command, many
 from strictq.cli._log import log_to_stderr
 from strictq.cli._render import is_screen
@@ -24,13 +25,21 @@ from strictq.worker.command import Command, shell
 
 EXAMPLES: Final = """
 strictq work orders.strictq -- ./import-order --verbose
+strictq work sqs+http://queues:9324/queue/orders.fifo -- ./import-order
+strictq work orders.strictq --also mails.strictq --weights 3,1 -- ./handle
 strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$STRICTQ_KEY"'
 """
 
 
 @command(EXAMPLES)
-@click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
+@place_argument
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND", help="The command and its arguments, after --.")
+@click.option("--also", type=PLACE, metavar="QUEUE", multiple=True, help="Process this queue, too. Repeatable.")
+@click.option(
+    "--weights",
+    metavar="NUMBERS",
+    help="Each queue's share of the messages while all have some, such as 3,1. Default: equal ones.",
+)
 @click.option(
     "--prepare",
     metavar="COMMAND",
@@ -40,7 +49,7 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
     "--concurrency",
     type=click.IntRange(min=1, max=10_000),
     default=8,
-    help="Messages processed in parallel, each of a different key.",
+    help="Messages processed in parallel, each of a different key. All queues together.",
 )
 @click.option("--timeout", type=Seconds(min=0.001), help="Kill and retry a command after this many seconds.")
 @click.option(
@@ -62,8 +71,10 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 @click.option("--quiet", "-q", is_flag=True, help="Print no progress; log only warnings and errors.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")
 def work(
-    queue: Path,
+    queue: Path | str,
     arguments: tuple[str, ...],
+    also: tuple[Path | str, ...],
+    weights: str | None,
     prepare: str | None,
     concurrency: int,
     timeout: float | None,
@@ -79,24 +90,26 @@ def work(
     """Run a command for each message, in order per key and in parallel across keys, until Ctrl-C or SIGTERM.
 
     The command reads the body from stdin. STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment.
+    On a queue behind an endpoint, STRICTQ_SEQ is the message's sequence number there.
     Exit code 0 acks the message; 75 retries it. Any other code is a failure: the message is retried, with the end of stderr as
     the reason, until it is out of attempts. With --defer, 69 postpones it. While most commands fail, a circuit breaker tries
     one message at a time and charges no attempts (not with --drain).
 
     Exit code of this command: 0: stopped or drained. 1: the queue failed. 2: invalid usage.
     """
-    name = str(queue)
-    handler = Command(_command(list(arguments), use_shell), name, defer_seconds=defer)
+    handler = Command(_command(list(arguments), use_shell), defer_seconds=defer)
     ahead = None
     if prepare is not None:
-        ahead = Command(_command([prepare] if use_shell else _words(prepare), use_shell), name, defer_seconds=defer)
+        ahead = Command(_command([prepare] if use_shell else _words(prepare), use_shell), defer_seconds=defer)
     terminal = messages()
-    with strictq.open(queue, create=False) as q:
+    with ExitStack() as stack:
+        queues = [stack.enter_context(open_place(each)) for each in (queue, *also)]
         worker = Worker(
-            q,
+            queues if also else queues[0],
             handler.process,
             None if ahead is None else ahead.prepare,
             concurrency=concurrency,
+            weights=None if weights is None else _numbers(weights),
             timeout_seconds=timeout,
             prepare_timeout_seconds=timeout,
             consumer=consumer,
@@ -104,7 +117,7 @@ def work(
         )
         log_to_stderr(quiet=quiet)
         started = time.monotonic()
-        with _view(terminal, q, worker, quiet=quiet):
+        with _view(terminal, queues, worker, quiet=quiet):
             worker.run(drain=drain, grace_seconds=grace)
         seconds = time.monotonic() - started
     stats = worker.stats()
@@ -134,19 +147,39 @@ def _command(words: list[str], use_shell: bool) -> list[str]:
     return [found, *words[1:]]
 
 
-def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) -> AbstractContextManager[Any]:
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise Failure(f"--weights must be numbers with commas between them, not {text!r}", USAGE) from None
+
+
+def _view(
+    terminal: Terminal, queues: Sequence[strictq.Queue | strictq.RemoteQueue], worker: Worker, *, quiet: bool
+) -> AbstractContextManager[Any]:
     if quiet or not is_screen(sys.stderr):
         return nullcontext()
     started = time.monotonic()
-    return line(lambda: progress(q.stats(), worker.stats(), time.monotonic() - started), terminal)
+    local = [q for q in queues if isinstance(q, strictq.Queue)]
+
+    def shown() -> str:
+        depth = sum(q.stats().depth for q in local) if len(local) == len(queues) else None  # an endpoint is not asked so often
+        return progress(depth, worker.stats(), time.monotonic() - started)
+
+    return line(shown, terminal)
 
 
-def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> str:
-    """Return one line with the time left, the backlog and the worker's counts. A narrow terminal cuts its end off."""
+def progress(depth: int | None, worker: WorkerStats, seconds: float) -> str:
+    """Return one line with the time left, the backlog and the worker's counts. A narrow terminal cuts its end off.
+
+    Args:
+        depth: the backlog; None: unknown.
+    """
     rate = worker.acked / seconds if seconds > 0 else 0.0
-    left = f"{queue.depth / rate:,.0f} s" if rate > 0 and queue.depth else "-"
+    left = f"{depth / rate:,.0f} s" if rate > 0 and depth else "-"
+    backlog = "" if depth is None else f"time left {left}, backlog {depth:,}, "
     return (
-        f"time left {left}, backlog {queue.depth:,}, {rate:,.1f} per second; "
+        f"{backlog}{rate:,.1f} per second; "
         f"{worker.running:,} running, {worker.prepared:,} prepared, {worker.acked:,} done, {worker.retried:,} retried"
     )
 

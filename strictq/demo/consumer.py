@@ -16,13 +16,12 @@ from hashlib import blake2b
 from typing import Final
 
 import strictq
-from strictq.demo.events import Chain
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS app_demo (
     id       INTEGER PRIMARY KEY,   -- the order in which this shard's events were processed
-    key      TEXT    NOT NULL,      -- as JSON, so that 1 and "1" differ
-    line     INTEGER NOT NULL,      -- where it was in the input
+    key      TEXT    NOT NULL,
+    line     INTEGER NOT NULL,      -- its position among all events
     digest   INTEGER NOT NULL,      -- of the body as it arrived
     linked   INTEGER NOT NULL,      -- 1: it follows the event before it; 0: the chain is broken here
     consumer TEXT    NOT NULL,
@@ -40,8 +39,8 @@ def digest(body: bytes) -> int:
 
 
 def consume(
-    q: strictq.Queue, wanted: Callable[[], bool], *, name: str, batch: int, lease_seconds: float, chain: Chain | None,
-    kill_after: int | None, kill_note: str,
+    q: strictq.Queue, wanted: Callable[[], bool], *, name: str, batch: int, lease_seconds: float, kill_after: int | None,
+    kill_note: str,
 ) -> None:  # fmt: skip
     """Receive batches and process each event in one transaction, until stdin ends.
 
@@ -59,7 +58,7 @@ def consume(
                     if d.lease.expires_in < lease_seconds / 2:
                         d.extend(lease_seconds)
                     with q.transaction(d) as tx:
-                        handle(d, tx, chain, name)
+                        handle(d, tx, name)
                         held = len(messages) - i
                         if kill_after is not None and done >= kill_after and held > 1:
                             _die_if_first(kill_note, f"{name} {held}")
@@ -70,17 +69,13 @@ def consume(
             time.sleep(POLL_SECONDS)
 
 
-def handle(
-    message: strictq.Delivery | strictq.Job, effects: strictq.Transaction | strictq.Job, chain: Chain | None, name: str
-) -> None:
+def handle(message: strictq.Delivery | strictq.Job, effects: strictq.Transaction | strictq.Job, name: str) -> None:
     """Check that an event follows the previous one, and record it, in the transaction that resolves its message."""
-    linked = True
-    if chain:
-        old, new = chain.links(message.json())
-        linked = effects.key_state in (None, old.encode())
-        effects.key_state = new.encode()
+    entry = message.json()
+    linked = (effects.key_state or b"0") == b"%d" % entry["before"]
+    effects.key_state = b"%d" % entry["after"]
     line = int(message.headers[LINE_HEADER])
-    effects.execute(RECORD, (json.dumps(message.key), line, digest(message.body), int(linked), name, message.attempt))
+    effects.execute(RECORD, (message.key, line, digest(message.body), int(linked), name, message.attempt))
 
 
 def _die_if_first(path: str, text: str) -> None:
@@ -101,10 +96,9 @@ def _is_wanted() -> bool:
 def main() -> None:
     """Run `python -m strictq.demo.consumer QUEUE OPTIONS`, with the options of `consume` as JSON."""
     options = json.loads(sys.argv[2])
-    chain = options.pop("chain")
     os.set_blocking(0, False)
     with strictq.open(sys.argv[1], create=False) as q:
-        consume(q, _is_wanted, chain=chain and Chain(*chain), **options)
+        consume(q, _is_wanted, **options)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,15 +19,15 @@ import attrs
 import strictq
 from strictq.demo import verify
 from strictq.demo.consumer import LINE_HEADER
-from strictq.demo.events import Source
+from strictq.demo.events import DemoEvent
 
 SEND_BATCH: Final = 500
 BATCH_MAX: Final = 64
 LOOK_SECONDS: Final = 0.05
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 60.0
 
-BY_CONSUMER: Final = "SELECT consumer, count(*), sum(attempt > 1) FROM app_demo GROUP BY consumer"
+BY_CONSUMER: Final = "SELECT consumer, count(*) FROM app_demo GROUP BY consumer"
 
 
 class DemoFailed(strictq.StrictqError):
@@ -46,8 +45,9 @@ class Watcher(Protocol):
 
 
 def run(
-    source: Source, q: strictq.Queue, watch: Watcher, *, consumers: int = 4, kill: bool = True, lease_seconds: float = 2.0
-) -> dict[str, Any]:
+    events: Sequence[DemoEvent], q: strictq.Queue, watch: Watcher, *, consumers: int = 4, kill: bool = True,
+    lease_seconds: float = 2.0,
+) -> dict[str, Any]:  # fmt: skip
     """Send the events through a new queue and verify the result.
 
     Args:
@@ -63,39 +63,37 @@ def run(
     with tempfile.TemporaryDirectory(prefix="strictq-demo-", ignore_cleanup_errors=True) as place:
         options = {
             # Small runs use small batches, so that every consumer gets some of the messages.
-            "batch": min(BATCH_MAX, max(2, source.count // (8 * consumers))),
+            "batch": min(BATCH_MAX, max(2, len(events) // (8 * consumers))),
             "lease_seconds": lease_seconds,
-            "chain": source.chain,
             # At least one of them processes this many, however unevenly they share the work.
-            "kill_after": source.count // (2 * consumers) if kill else None,
+            "kill_after": len(events) // (2 * consumers) if kill else None,
+            "kill_note": str(Path(place) / "killed"),
         }
-        crew = _Crew(q.path, options, Path(place), watch)
+        crew = _Crew(q.path, options, watch)
         try:
-            crew.start(consumers)
+            watch.tell("consumers: " + ", ".join(str(crew.hire()) for _ in range(consumers)))
             started = time.monotonic()
-            for sent in send(q, source):
+            for sent in send(q, events):
                 crew.attend()
                 watch.progress(sent, verify.processed(q))
-            wait_until_empty(q, source, watch, crew.attend)
+            wait_until_empty(q, len(events), watch, crew.attend)
             seconds = time.monotonic() - started
         finally:
             crew.stop()
-        crew.require_finished()
-    return {**result(q, source, seconds), "kills": sum(m.fate == "killed" for m in crew.members), "consumers": crew.values(q)}
+    found = crew.values(q)
+    return {**result(q, events, seconds), "kills": sum(c["fate"] == "killed" for c in found), "consumers": found}
 
 
-def send(q: strictq.Queue, source: Source) -> Iterator[int]:
+def send(q: strictq.Queue, events: Sequence[DemoEvent]) -> Iterator[int]:
     """Send the events. After each batch, yield the number of events sent."""
-    events, sent = source.read(), 0
-    while batch := list(itertools.islice(events, SEND_BATCH)):
-        sent += len(q.send_many(
-            strictq.Message(e.body, key=e.key, headers={LINE_HEADER: str(e.line)}, size_hint=e.size) for e in batch
-        ))  # fmt: skip
-        yield sent
+    for start in range(0, len(events), SEND_BATCH):
+        batch = events[start : start + SEND_BATCH]
+        q.send_many(strictq.Message(e.body, key=e.key, headers={LINE_HEADER: str(e.line)}, size_hint=e.size) for e in batch)
+        yield start + len(batch)
 
 
-def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: Callable[[], None]) -> None:
-    """Wait until all events are processed; call `attend` meanwhile.
+def wait_until_empty(q: strictq.Queue, count: int, watch: Watcher, attend: Callable[[], None]) -> None:
+    """Wait until all `count` events are processed; call `attend` meanwhile.
 
     Raises:
         DemoFailed: there was no progress for STALL_SECONDS.
@@ -104,7 +102,7 @@ def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: C
     while depth := q.stats().depth:
         attend()
         done = verify.processed(q)
-        watch.progress(source.count, done)
+        watch.progress(count, done)
         if seen != (done, depth):
             seen, moved = (done, depth), time.monotonic()
         elif time.monotonic() - moved > STALL_SECONDS:
@@ -112,14 +110,15 @@ def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: C
         time.sleep(LOOK_SECONDS)
 
 
-def result(q: strictq.Queue, source: Source, seconds: float) -> dict[str, Any]:
-    """Verify the recorded events. Return the result of every demo as JSON values."""
-    inside = f"the chain {source.chain.old} → {source.chain.new} in each transaction, and " if source.chain else ""
+def result(q: strictq.Queue, events: Sequence[DemoEvent], seconds: float) -> dict[str, Any]:
+    """Return the result of a finished run as JSON values."""
     return {
-        "input": source.name, "events": source.count, "keys": source.keys, **verify.verify(source, verify.recorded(q)),
-        "checked_by": f"{inside}the line numbers and contents of all events, key by key",
-        "redeliveries": q.stats().redeliveries, "seconds": round(seconds, 3),
-    }  # fmt: skip
+        **verify.verify(events, verify.recorded(q)),
+        "events": len(events),
+        "keys": len({e.key for e in events}),
+        "redeliveries": q.stats().redeliveries,
+        "seconds": round(seconds, 3),
+    }
 
 
 @attrs.define
@@ -127,43 +126,41 @@ class _Member:
     """One consumer process.
 
     Attributes:
-        log: its output.
         fate: "running", "finished", "killed" (by the demo) or "killed by another process".
         held: messages that it held when the demo killed it.
     """
 
     name: str
     process: subprocess.Popen[bytes]
-    log: Path
     fate: str = "running"
     held: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.process.pid})"
 
-    def failed(self) -> DemoFailed:
-        """Return the error for a consumer that failed."""
-        last = self.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-        return DemoFailed(f"consumer {self.name} ended with exit code {self.process.returncode}{last and f': {last}'}")
-
 
 class _Crew:
     """The consumer processes: starts, replaces and stops them. It touches no process that it did not start."""
 
-    def __init__(self, queue: str, options: dict[str, Any], place: Path, watch: Watcher) -> None:
-        """Start no consumer yet. `options` are those of `consumer.consume`; `place` is a directory for the output."""
-        self.members: list[_Member] = []
+    def __init__(self, queue: str, options: dict[str, Any], watch: Watcher) -> None:
+        """Start no consumer yet. `options` are those of `consumer.consume`."""
+        self._members: list[_Member] = []
         self._queue = queue
         self._options = options
-        self._place = place
-        self._kill_note = place / "killed"
         self._watch = watch
         # The stdin of all consumers. Nothing is written to it. They stop when it is closed, also if this process dies.
         self._stdin, self._open_end = os.pipe()
 
-    def start(self, consumers: int) -> None:
-        """Start the first consumers."""
-        self._watch.tell("consumers: " + ", ".join(str(self._hire()) for _ in range(consumers)))
+    def hire(self) -> _Member:
+        """Start a consumer."""
+        name = f"c{len(self._members) + 1}"
+        process = subprocess.Popen(  # noqa: S603 - strictq's own interpreter and module, no shell
+            [sys.executable, "-m", "strictq.demo.consumer", self._queue, json.dumps({**self._options, "name": name})],
+            stdin=self._stdin,
+            process_group=0,  # Ctrl-C then reaches only this process, which stops its consumers in order
+        )
+        self._members.append(_Member(name, process))
+        return self._members[-1]
 
     def attend(self) -> None:
         """Replace consumers that were killed.
@@ -171,71 +168,48 @@ class _Crew:
         Raises:
             DemoFailed: a consumer exited unexpectedly.
         """
-        for m in self.members.copy():
-            if m.fate == "running" and m.process.poll() is not None:
-                self._replace(m)
+        for m in self._members.copy():
+            if m.fate == "running" and (code := m.process.poll()) is not None:
+                if code not in (-signal.SIGKILL, -signal.SIGTERM):
+                    raise DemoFailed(f"consumer {m.name} ended with exit code {code}")
+                note = Path(self._options["kill_note"])
+                victim, held = note.read_text(encoding="utf-8").split() if note.exists() else ("", "0")
+                if victim == m.name:
+                    m.fate, m.held = "killed", int(held)
+                    self._watch.tell(f"killed {m} with -9 in the middle of a transaction; it held {held} messages")
+                else:
+                    m.fate = "killed by another process"
+                    self._watch.tell(f"{m} was killed from outside with signal {-code}")
+                self._watch.tell(f"started {self.hire()} to replace it")
 
     def stop(self) -> None:
         """Stop all consumers, also after an error."""
         os.close(self._open_end)
         os.close(self._stdin)
         deadline = time.monotonic() + STOP_SECONDS
-        for m in self.members:
+        for m in self._members:
             try:
                 m.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 m.process.kill()
                 m.process.wait()
 
-    def require_finished(self) -> None:
-        """Check, after `stop`, that each consumer exited cleanly.
+    def values(self, q: strictq.Queue) -> list[dict[str, Any]]:
+        """Return the stopped consumers as JSON values.
 
         Raises:
-            DemoFailed: a consumer did not.
+            DemoFailed: one exited with an error.
         """
-        for m in self.members:
-            if m.fate == "running" and m.process.returncode:
-                raise m.failed()
-            m.fate = "finished" if m.fate == "running" else m.fate
-
-    def values(self, q: strictq.Queue) -> list[dict[str, Any]]:
-        """Return the consumers as JSON values."""
-        done, retried = Counter[str](), Counter[str]()
-        for name, count, again in q.query(BY_CONSUMER):  # one row per shard
+        done = Counter[str]()
+        for name, count in q.query(BY_CONSUMER):  # one row per shard
             done[name] += count
-            retried[name] += again
-        return [
-            {
+        found = []
+        for m in self._members:
+            if m.fate == "running":
+                m.fate = "finished"
+                if m.process.returncode:
+                    raise DemoFailed(f"consumer {m.name} ended with exit code {m.process.returncode}")
+            found.append({
                 "name": m.name, "pid": m.process.pid, "fate": m.fate, "held": m.held, "processed": done[m.name],
-                "retried": retried[m.name],
-            }
-            for m in self.members
-        ]  # fmt: skip
-
-    def _hire(self) -> _Member:
-        name = f"c{len(self.members) + 1}"
-        log = self._place / f"{name}.log"
-        options = {**self._options, "name": name, "kill_note": str(self._kill_note)}
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - strictq's own interpreter and module, no shell
-                [sys.executable, "-m", "strictq.demo.consumer", self._queue, json.dumps(options)],
-                stdin=self._stdin,
-                stdout=output,
-                stderr=output,
-                # Ctrl-C then reaches only this process, which stops its consumers in order.
-                process_group=0,
-            )
-        self.members.append(_Member(name, process, log))
-        return self.members[-1]
-
-    def _replace(self, m: _Member) -> None:
-        if m.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM):
-            raise m.failed()
-        victim, held = self._kill_note.read_text(encoding="utf-8").split() if self._kill_note.exists() else ("", "0")
-        if victim == m.name:
-            m.fate, m.held = "killed", int(held)
-            self._watch.tell(f"killed {m} with -9 in the middle of a transaction; it held {held} messages")
-        else:
-            m.fate = "killed by another process"
-            self._watch.tell(f"{m} was killed from outside with signal {-m.process.returncode}")
-        self._watch.tell(f"started {self._hire()} to replace it")
+            })  # fmt: skip
+        return found

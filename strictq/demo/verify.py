@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import strictq
 from strictq.demo.consumer import digest
-from strictq.demo.events import Source
+from strictq.demo.events import DemoEvent
 
 WINDOW_ROWS: Final = 10_000
 EXAMPLES_MAX: Final = 5
-LONGEST_KEYS: Final = 5
 KINDS: Final = (
     "lost",  # sent, never processed
     "doubled",  # processed again after it was processed
@@ -29,7 +27,7 @@ ROWS: Final = "SELECT key, line, digest, linked FROM app_demo WHERE id > ? AND i
 
 
 class Row(NamedTuple):
-    """One event as a consumer recorded it, in the transaction that resolved its message. The key is JSON."""
+    """One event as a consumer recorded it, in the transaction that resolved its message."""
 
     key: str
     line: int
@@ -49,31 +47,28 @@ def recorded(q: strictq.Queue) -> Iterator[Row]:
         yield from (Row(*values) for values in q.query(ROWS, (start, start + WINDOW_ROWS)))
 
 
-def verify(source: Source, rows: Iterable[Row]) -> dict[str, Any]:
+def verify(events: Sequence[DemoEvent], rows: Iterable[Row]) -> dict[str, Any]:
     """Compare the events with the records, key by key.
 
     Args:
-        source: the events, read again from their source.
         rows: the records, as `recorded` yields them.
     Returns:
         The verdict as JSON values: the number of events for each of KINDS; docs/reference/cli.md has the other fields.
     """
     sent: dict[str, dict[int, int]] = defaultdict(dict)
-    for event in source.read():
-        sent[json.dumps(event.key)][event.line] = digest(event.body)
+    for event in events:
+        sent[event.key][event.line] = digest(event.body)
     seen: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         seen[row.key].append(row)
     wrong = {key: list(_wrong(sent.get(key, {}), seen.get(key, []))) for key in sent | seen}
     found = [(kind, line, key) for key, of_key in wrong.items() for kind, line in of_key]
-    longest = sorted(sent, key=lambda key: (-len(sent[key]), key))[:LONGEST_KEYS]
     counts = Counter(kind for kind, _, _ in found)
     return {
         "ok": not found,
         "processed": sum(map(len, seen.values())),
         **{kind: counts[kind] for kind in KINDS},
         "problems": [f"{kind.replace('_', ' ')}: line {line} of key {key}" for kind, line, key in found[:EXAMPLES_MAX]],
-        "longest_keys": [{"key": str(json.loads(key)), "events": len(sent[key]), "ok": not wrong[key]} for key in longest],
     }
 
 

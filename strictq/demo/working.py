@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import strictq
 from strictq.demo.consumer import handle
-from strictq.demo.events import Source
+from strictq.demo.events import DemoEvent
 from strictq.demo.runner import Watcher, result, send, wait_until_empty
-from strictq.worker.timeline import PREPARE, PROCESS, Timeline
+from strictq.demo.timeline import PREPARE, PROCESS, Timeline
 
 NAME: Final = "worker"
 
 
 def run(
-    source: Source, q: strictq.Queue, watch: Watcher, *, concurrency: int = 4, fetch: float = 0.08, process: float = 0.12
+    events: Sequence[DemoEvent],
+    q: strictq.Queue,
+    watch: Watcher,
+    *,
+    concurrency: int = 4,
+    fetch: float = 0.08,
+    process: float = 0.12,
 ) -> tuple[dict[str, Any], Timeline]:
     """Send the events to a new queue, process them with a worker, and verify the result.
 
@@ -39,9 +46,9 @@ def run(
     def process_event(job: strictq.Job) -> None:
         """Check the event against the previous one, and record it. The record commits with the ack."""
         time.sleep(process * job.prepared)
-        handle(job, job, source.chain, NAME)
+        handle(job, job, NAME)
 
-    for sent in send(q, source):
+    for sent in send(q, events):
         watch.progress(sent, 0)
     timeline = Timeline()
     worker = strictq.Worker(q, process_event, prepare_event, concurrency=concurrency, on_event=timeline, consumer=NAME)
@@ -49,14 +56,14 @@ def run(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.run, drain=True)
         try:
-            wait_until_empty(q, source, watch, lambda: running.result() if running.done() else None)
+            wait_until_empty(q, len(events), watch, lambda: running.result() if running.done() else None)
             running.result()
         finally:
             worker.stop(0.0)
     seconds = time.monotonic() - started
     fetched, late = sum(bar.end - bar.start for bar in timeline.bars if bar.stage == PREPARE), waited(timeline)
     return {
-        **result(q, source, seconds),
+        **result(q, events, seconds),
         "prepare_seconds": round(fetched, 3),
         "waited_seconds": round(late, 3),
         "hidden": round(1.0 - late / fetched if fetched else 1.0, 3),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import attrs
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument
-from .._extras import need
+from .._client import validate
+from .._platform.extras import need
+from .._values import hints
+from .._values.errors import InvalidArgument
 from ..queue import Queue
 
 

@@ -21,9 +21,9 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .. import _files as files
-from .. import _hints as hints
-from .._errors import ExportError
+from .._platform import files
+from .._values import hints
+from .._values.errors import ExportError
 from ._records import SCHEMA
 
 try:

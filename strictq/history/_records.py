@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from .._findings import AttemptError, HistoryRecord
-from .._keys import Key
+from .._values.findings import AttemptError, HistoryRecord
+from .._values.keys import Key
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

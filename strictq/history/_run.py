@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from .. import _hints as hints
-from .._errors import ExportError
-from .._findings import HistoryRecord
+from .._values import hints
+from .._values.errors import ExportError
+from .._values.findings import HistoryRecord
 from ..queue import Queue
 from ._export import Exported
 from ._files import ExportFile, UnfinishedFile, export_files
@@ -29,7 +29,7 @@ class ExportRun:
         self._file_records = file_records
         self._records = self._forgotten = self._missing = 0
         self._made: list[Path] = []
-        self._issued = {shard: queue._operations.history_end(shard) for shard in range(queue.shards)}
+        self._issued = {shard: queue._storage.reports.history_end(shard) for shard in range(queue.shards)}
         there = export_files(directory, queue.queue_id)
         self._at = {shard: self._end_of(shard, there.pop(shard, [])) for shard in range(queue.shards)}
         if there:
@@ -97,4 +97,4 @@ class ExportRun:
 
     def _drop(self, shard: int) -> None:
         if self._forget:
-            self._forgotten += self._queue._operations.forget_history(shard, self._at[shard])
+            self._forgotten += self._queue._storage.operate.forget_history(shard=shard, upto=self._at[shard])

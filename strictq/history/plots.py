@@ -1,13 +1,14 @@
-"""Plots of the results of `strictq.history.analytics`. Each function takes a small result and returns a matplotlib Figure.
+"""Plots of an export, and of the rows of your own queries over one. Needs pyarrow and matplotlib.
 
 ```python
-from strictq.history import analytics, plots
+from strictq.history import plots
 
-plots.plot_ages(analytics.ages(history)).savefig("ages.png")
+plots.save_plots("orders-history", "pictures")
 ```
 
-A result may be a DataFrame, which is collected here, or its rows. Nothing is shown on a screen, and no global state of
-matplotlib is changed. Times are UTC. Importing this module imports matplotlib, and raises MissingExtra if it is not installed.
+The other functions each take rows and return a matplotlib Figure. The rows are mappings, or a Spark DataFrame, which is collected
+here. Nothing is shown on a screen, and no global state of matplotlib is changed. Times are UTC. Importing this module imports
+matplotlib, and raises MissingExtra if it is not installed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
-from .._extras import need
+from .._client import validate
+from .._platform.extras import need
+from .._values import hints
+from .._values.errors import InvalidArgument
 
 need("matplotlib", "plot")
 
@@ -31,15 +33,11 @@ from matplotlib import dates as _dates  # noqa: E402 - after the check that it i
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    Rows = DataFrame | Iterable[Mapping[str, Any]]
-
 __all__ = ["plot_ages", "plot_durations", "plot_outcomes", "plot_throughput", "save_plots"]
 
 dates: Any = _dates  # it has no types
 Axes = Any  # its types do not support times
+Rows = Iterable[Any]  # mappings, or a DataFrame of Spark
 
 POINTS_MAX: Final = 200_000
 SIZE_INCHES: Final = (9.0, 4.5)
@@ -62,12 +60,13 @@ STAGES: Final = ("prepare", "process")
 
 
 def plot_ages(rows: Rows, title: str = "Age of messages when they ended", *, window_seconds: float | None = None) -> Figure:
-    """Plot each percentile of `analytics.ages` or `analytics.first_attempt_ages` over time, on a logarithmic scale.
+    """Plot percentiles of ages over time, on a logarithmic scale.
 
     Windows without messages are gaps.
 
     Args:
-        window_seconds: as given to `analytics`; None: the shortest distance of two rows, or 1 hour if there are fewer.
+        rows: window_start, and a column for each percentile: p50_seconds, p99_9_seconds …, in seconds.
+        window_seconds: length of the windows, seconds; None: the shortest distance of two rows, or 1 hour if there are fewer.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
     """
@@ -89,9 +88,10 @@ def plot_ages(rows: Rows, title: str = "Age of messages when they ended", *, win
 
 
 def plot_throughput(rows: Rows, title: str = "Messages that ended", *, window_seconds: float | None = None) -> Figure:
-    """Plot the messages per second of `analytics.throughput` over time.
+    """Plot messages per second over time.
 
     Args:
+        rows: window_start and messages_per_second, one row per window, without gaps.
         window_seconds: as for `plot_ages`.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
@@ -109,9 +109,10 @@ def plot_throughput(rows: Rows, title: str = "Messages that ended", *, window_se
 
 
 def plot_outcomes(rows: Rows, title: str = "How messages ended", *, window_seconds: float | None = None) -> Figure:
-    """Plot `analytics.outcomes`: the share of messages that were not acked, by outcome, and below it the retries per message.
+    """Plot the share of messages that were not acked, by outcome, and below it the retries per message.
 
     Args:
+        rows: window_start, messages, rejected, poison, expired, dropped, purged and retries, one row per window, without gaps.
         window_seconds: as for `plot_ages`.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
@@ -144,8 +145,11 @@ def plot_outcomes(rows: Rows, title: str = "How messages ended", *, window_secon
 
 
 def plot_durations(samples: Rows, models: Rows, title: str = "Duration and size") -> Figure:
-    """Plot `analytics.duration_samples` as points, with the fitted line of `duration_models`, per stage.
+    """Plot durations of handlers by size as points, with a fitted line, per stage.
 
+    Args:
+        samples: stage ("prepare" or "process"), size and seconds of each point.
+        models: stage, slope, intercept_seconds, and samples, the number of durations that the line is fitted to.
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
     """
@@ -171,9 +175,7 @@ def plot_durations(samples: Rows, models: Rows, title: str = "Duration and size"
     return figure
 
 
-def save_plots(
-    spark: SparkSession, out: str | os.PathLike[str], directory: str | os.PathLike[str], window_seconds: float = 3600.0
-) -> list[Path]:
+def save_plots(out: str | os.PathLike[str], directory: str | os.PathLike[str], window_seconds: float = 3600.0) -> list[Path]:
     """Save all plots of an export as PNG files: ages, first-attempt ages, throughput, outcomes and,
     if a worker measured any, durations.
 
@@ -184,42 +186,38 @@ def save_plots(
     Returns:
         The files. Existing ones with the same names are replaced.
     Raises:
-        InvalidArgument: `directory` is the export's, or an argument is invalid.
-        MissingExtra: pyspark or pyarrow is not installed.
+        InvalidArgument: `directory` is the export's, there are too many windows, or an argument is invalid.
+        ExportError: the export cannot be read.
+        MissingExtra: pyarrow is not installed.
     """
-    from . import analytics
+    need("pyarrow", "plot")
+    import pyarrow.compute as pc
+
+    from ._summaries import Export
 
     place = Path(directory)
     if place.resolve() == Path(out).resolve():
         raise InvalidArgument("pictures in the export's directory would stop the next export", hint=hints.ANOTHER_DIRECTORY)
-    history = analytics.read(spark, out)
-    figures: dict[str, Callable[[], Figure | None]] = {
-        "ages": lambda: plot_ages(
-            analytics.ages(history, window_seconds), "Age of messages when acked", window_seconds=window_seconds
-        ),
-        "first-attempt-ages": lambda: plot_ages(
-            analytics.first_attempt_ages(history, window_seconds),
+    export = Export(out, validate.microseconds("window_seconds", window_seconds, minimum=0.001))
+    windows: dict[str, Any] = {"window_seconds": window_seconds}
+    outcomes = export.outcomes()
+    samples, models = export.durations()
+    figures = {
+        "ages": plot_ages(export.ages("done_at", pc.field("outcome") == "acked"), "Age of messages when acked", **windows),
+        "first-attempt-ages": plot_ages(
+            export.ages("first_attempt_at", pc.field("first_attempt_at").is_valid()),
             "Age of messages at their first attempt",
-            window_seconds=window_seconds,
+            **windows,
         ),
-        "throughput": lambda: plot_throughput(analytics.throughput(history, window_seconds), window_seconds=window_seconds),
-        "outcomes": lambda: plot_outcomes(analytics.outcomes(history, window_seconds), window_seconds=window_seconds),
-        "durations": lambda: _durations(history),
+        "throughput": plot_throughput(outcomes, **windows),
+        "outcomes": plot_outcomes(outcomes, **windows),
     }
+    if models:
+        figures["durations"] = plot_durations(samples, models)
     place.mkdir(parents=True, exist_ok=True)
-    saved = []
-    for name, draw in figures.items():
-        if (figure := draw()) is not None:
-            figure.savefig(place / f"{name}.png", dpi=120)
-            saved.append(place / f"{name}.png")
-    return saved
-
-
-def _durations(history: DataFrame) -> Figure | None:
-    from . import analytics
-
-    models = _collected(analytics.duration_models(history), "stage")
-    return plot_durations(analytics.duration_samples(history), models) if models else None
+    for name, figure in figures.items():
+        figure.savefig(place / f"{name}.png", dpi=120)
+    return [place / f"{name}.png" for name in figures]
 
 
 def duration(seconds: float) -> str:

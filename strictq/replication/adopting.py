@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Final
 
-from .. import _files as files
-from .. import _hints as hints
-from .._clock import Clock, SystemClock
-from .._errors import InvalidArgument, QueueNotFound
-from .._findings import Adopted
+from .._platform import files
+from .._platform.clock import Clock, SystemClock
 from .._store import api
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound
+from .._values.findings import Adopted
 from .merging import place_of
 from .replica_home import LIVE, ReplicaState, is_replica
 
@@ -34,13 +34,14 @@ def adopt(path: str | os.PathLike[str], *, clock: Clock | None = None) -> Adopte
         StoreError: it can't be read or written.
     Source: docs/howto/replication.md
     """
-    place = place_of(path, "path", clock or SystemClock())
+    clock = clock or SystemClock()
+    place = place_of(path, "path", clock)
     facts = Storage.facts(place)
     if facts is None:
         raise QueueNotFound(f"there is no queue at {place}")
     history_id = os.urandom(16).hex()
     with api.held_alone(place):
-        before = api.adopt(place, history_id)
+        before = api.adopt(place, history_id, clock)
     return Adopted(str(place), facts.queue_id, history_id, None if before is None else before.history_id)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from .._errors import StrictqError, TargetUnavailable
+from .._values.errors import StrictqError, TargetUnavailable
 from .remote import ReplicaTarget
 from .segment_files import SegmentFiles
 from .target import ShipTarget

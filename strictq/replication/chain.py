@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .._errors import ReplicaGap
+from .._values.errors import ReplicaGap
 from .segment_files import SegmentFiles
 
 

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from .. import _files as files
-from .. import _hints as hints
-from .._errors import InvalidArgument, TargetUnavailable
-from .._files import real_path
+from .._platform import files
+from .._platform.files import real_path
+from .._values import hints
+from .._values.errors import InvalidArgument, TargetUnavailable
 from .segment_files import SegmentFiles, name_of
+from .target import TargetOptions
 
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _BLOCK_BYTES: Final = 1 << 24
@@ -29,6 +30,19 @@ class DirectoryTarget(SegmentFiles):
     def __init__(self, path: Path, key: bytes = b"") -> None:
         super().__init__(key)  # if hard links are not supported, `_link` checks the name itself
         self.path = path
+
+    @classmethod
+    def parsed(cls, scheme: str, rest: str) -> str:
+        if rest.startswith("//"):
+            host, _, path = rest[2:].partition("/")
+            if host not in ("", "localhost"):
+                raise InvalidArgument(f"a file: target is on this machine, not on {host!r}", hint=hints.TARGET_IS)
+            rest = f"/{path}"
+        return f"{scheme}:{real_path(os.path.expanduser(rest))}"
+
+    @classmethod
+    def named(cls, name: str, key: bytes, _options: TargetOptions) -> DirectoryTarget:
+        return cls(Path(name.partition(":")[2]), key)
 
     def __str__(self) -> str:
         return f"file:{self.path}"

@@ -12,14 +12,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from .. import _hints as hints
-from .._errors import InvalidArgument, NotElected, StrictqError
+from .._values import hints
+from .._values.errors import InvalidArgument, NotElected, StrictqError
 from .membership import Votes
 from .places import replica_at
 from .received import ReceivedSegments
@@ -274,11 +273,3 @@ def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Pa
         raise NotElected(f"the decider {words[0]} can't be run: {e}; nothing was changed", hint=hints.DECIDER) from e
     if code:
         raise NotElected(f"the decider {words[0]} refused: it exited with {code}; nothing was changed", hint=hints.DECIDER)
-
-
-def tell_all(reach: Reach, decided: Membership, own: str) -> None:
-    """Send the decision to the other members. A member that does not answer learns it later."""
-    for member, address in decided.members:
-        if member != own and address:
-            with suppress(StrictqError):
-                reach.ask(address, Question("learn", decided))

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from .._errors import Diverged, Fenced, StrictqError, TargetUnavailable
+from .._values.errors import Diverged, Fenced, StrictqError, TargetUnavailable
 from .remote import ReplicaTarget
 from .replica_home import ReplicaState
 from .replica_log import Logged, LogPlace

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Final, Literal
 from weakref import WeakKeyDictionary
 
-from .. import _files as files
-from .._clock import MICROSECONDS
-from .._errors import ConfigError, Diverged, Fenced, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
-from .._log import log
-from .._observe import ANY_SHARD, notify
+from .._platform import files
+from .._platform.clock import MICROSECONDS
+from .._platform.log import log
+from .._platform.observe import ANY_SHARD, notify
 from .._store.api import Replication, Rounds, ShipProgress, Ships, ShipStatus, Storage
-from .._types import Event
+from .._values.errors import (
+    ConfigError,
+    Diverged,
+    Fenced,
+    InvalidArgument,
+    MissingExtra,
+    ReplicaGap,
+    StrictqError,
+    TargetUnavailable,
+)
+from .._values.types import Event
 from .bounded import TargetThread, bounded
 from .keys import read_key
 from .places import target_of
@@ -56,13 +65,13 @@ HANGING_SECONDS: Final = 5.0
 
 def start(storage: Storage) -> Ships | None:
     """Start shipping from this process. Return None if another process ships."""
-    replication, directory = storage.replication, storage.directory
+    replication, directory = storage.replicating.known, storage.directory
     if replication is None or directory is None:
         return None
     if ShipStatus.read(directory, replication.history_id).stopped:
         return StoppedShipping(storage, replication)
     HeldLock.let_go_of_others(directory, replication.target)
-    lock = storage.ship_lock()
+    lock = storage.replicating.lock()
     _ship_locks[lock] = os.getpid()
     if not lock.alone(0.0):
         lock.leave()
@@ -88,7 +97,7 @@ class StoppedShipping:
     @property
     def ended(self) -> bool:
         storage = self._storage()
-        if storage is None or storage.directory is None or storage.replication != self._replication:
+        if storage is None or storage.directory is None or storage.replicating.known != self._replication:
             return True
         return not ShipStatus.read(storage.directory, self._replication.history_id).stopped
 
@@ -180,7 +189,7 @@ class ShipKeeper:
         self._beat_at = 0.0
         self._told = False
         """Whether the target knows the mode, because a heartbeat returned."""
-        self._rounds: Rounds | None = storage.rounds()
+        self._rounds: Rounds | None = storage.replicating.rounds()
         """Counts the rounds for waiting calls, in confirmed mode."""
         self._wanted_at = self._shown_at = 0.0
         self._unshown = False
@@ -306,7 +315,7 @@ class ShipKeeper:
     def step(self) -> float | None:
         """Run one round. Return the seconds to wait for the next one; None: there is no next round."""
         storage = self._storage()
-        if storage is None or storage.replication != self._replication:
+        if storage is None or storage.replicating.known != self._replication:
             return None  # it was reconfigured; the next shipper starts with the new configuration
         try:
             return self._step(storage)
@@ -357,7 +366,7 @@ class ShipKeeper:
             if self.lapsed:
                 target.reach()  # pin no shard before the target is reachable
             self._shipper = Shipper(
-                storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
+                storage.replicating.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
                 term=self._replication.term, keep_seconds=self._settings.keep_seconds,
                 verify_seconds=self._settings.verify_seconds, confirmed=self._rounds is not None,
                 generation=self._settings.generation,
@@ -427,14 +436,14 @@ class ShipKeeper:
         with suppress(StrictqError):
             if self._shipper is not None:
                 return self._shipper.behind_bytes()
-            status = storage.replication_status()
+            status = storage.reports.replication()
             return 0 if status is None else status.lag_bytes
         return 0
 
     def _fence(self, storage: Storage) -> None:
         """Store that the replica was promoted, so that no process may write to this queue."""
         try:
-            storage.set_replication(self._replication._replace(mode="fenced"))
+            storage.replicating.set(self._replication._replace(mode="fenced"))
         except StrictqError as e:  # nothing is confirmed in any case, and the next shipper gets the same answer
             log.warning("%s could not be fenced: %s", self._directory, e)
 

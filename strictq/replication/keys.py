@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from .. import _files as files
-from .. import _hints as hints
-from .._errors import ConfigError, StoreError
+from .._platform import files
+from .._values import hints
+from .._values.errors import ConfigError, StoreError
 
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 1 << 16

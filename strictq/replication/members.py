@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import _hints as hints
-from .._errors import ConfigError, Diverged, InvalidArgument, QueueNotFound, StrictqError
-from .._files import real_path
-from .._findings import ChainMember, Members
+from .._platform.files import real_path
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import ConfigError, Diverged, InvalidArgument, QueueNotFound, StrictqError
+from .._values.findings import ChainMember, Members
 from .electing import Reach, decide
 from .membership import Votes
 from .places import parse, replica_at

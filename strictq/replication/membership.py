@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-from .. import _files as files
-from .._errors import InvalidArgument, StoreBusy, StoreCorrupt
+from .._platform import files
+from .._values.errors import InvalidArgument, StoreBusy, StoreCorrupt
 from .voting import MEMBERS_MAX, NOTHING, Ballot, Kind, LogPosition, Membership, Question, Vote, VoterState, answer
 
 VOTES: Final = "votes"

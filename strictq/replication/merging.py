@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .. import _hints as hints
-from .._clock import Clock, SystemClock
-from .._errors import InvalidArgument
-from .._files import real_path
-from .._findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
-from .._keys import decode_key, is_keyless
+from .._platform.clock import Clock, SystemClock
+from .._platform.files import real_path
 from .._store import api
 from .._store.api import Fork, Storage
+from .._values import hints
+from .._values.errors import ConfigError, InvalidArgument
+from .._values.findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
+from .._values.keys import decode_key, is_keyless
 from .replica_home import at_replica
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def merge(
     """Merge a queue that continued after its replica was promoted, or after it was restored, into the queue that replaced it.
 
     Unresolved sends of the old queue are appended in order per key, with new seqs. Messages that the old queue resolved are
-    resolved, unless a consumer of the new queue holds them now. Key states and app_* tables are compared, and never merged.
-    Merging again sends nothing twice, even after an interruption. The old queue is not changed.
+    resolved, unless a consumer of the new queue holds them now, and their kept outputs are copied. Key states and app_* tables
+    are compared, and never merged. Merging again sends nothing twice, even after an interruption. The old queue is not changed.
 
     Args:
         old: the directory of the queue that was replaced. No process may have it open for writing.
@@ -66,6 +66,12 @@ def merge(
     if source == home:
         raise InvalidArgument("old and into are the same queue; nothing was changed", hint=hints.MERGE_FORK)
     with api.held_alone(source), opened(source, clock, read_only=True) as left, opened(home, clock, read_only=dry_run) as right:
+        for name, storage in (("old", left), ("into", right)):
+            if storage.reports.ranges_have_moved():
+                raise ConfigError(
+                    f"ranges of keys have moved in the queue `{name}`, so its shards can't be compared; nothing was changed",
+                    hint=hints.READ_BOTH,
+                )
         fork = _fork_of(left, right)
         report = _Merge(left, right, fork, on_step, dry_run=dry_run).run()
     return attrs.evolve(report, old=str(source), into=str(home))
@@ -105,9 +111,9 @@ def _fork_of(left: Storage, right: Storage) -> Fork:
     """
     if left.queue_id != right.queue_id:
         raise InvalidArgument("old and into are different queues; nothing was changed", hint=hints.MERGE_FORK)
-    known = left.replication
+    known = left.replicating.known
     if known is not None:
-        for fork in right.merging.forks():
+        for fork in right.replicating.merging.forks():
             if fork.history_id == known.history_id and len(fork.shards) == left.shards == right.shards:
                 return fork
     raise InvalidArgument("into was not promoted or restored from old's history; nothing was changed", hint=hints.MERGE_FORK)
@@ -128,14 +134,14 @@ class _Merge:
         self.dead: list[Listed] = []
         self.states: list[KeyStateDiffers] = []
         self.rows: list[AppRowsDiffer] = []
-        self.at_fork = right.merging.unresolved_at_fork(fork.history_id)
+        self.at_fork = right.replicating.merging.unresolved_at_fork(fork.history_id)
         self.twice: list[MessageName] | None = None if self.at_fork is None else []
 
     def run(self) -> Merged:
         with self.right.confirmed_together():
             if not self.dry_run:
                 for shard in range(self.right.shards):
-                    self.right.forward(shard)  # deliver the outboxes' sends, which both histories have, first
+                    self.right.transactions.forward(shard)  # deliver the outboxes' sends, which both histories have, first
             for shard in range(self.right.shards):
                 self._merge_shard(shard)
         for shard in range(self.right.shards):
@@ -148,8 +154,8 @@ class _Merge:
         )  # fmt: skip
 
     def _merge_shard(self, shard: int) -> None:
-        theirs = self.left.merging.listed(shard)
-        ours = self.right.merging.listed(shard)
+        theirs = self.left.replicating.merging.listed(shard)
+        ours = self.right.replicating.merging.listed(shard)
         behind = self.fork.shards[shard][0]
         unresolved = {m.id for m in theirs}
         gone = sorted((m for m in ours if m.id <= behind and m.id not in unresolved), key=attrgetter("key", "id"))
@@ -158,7 +164,7 @@ class _Merge:
         if left:  # consumers of the new queue will resolve these
             self._note(shard, kept + [(m.key, m.seq) for m in left])
         self.dead += [m for m in theirs if m.id > behind and m.dead]
-        for sends in self.left.merging.sends_behind(shard, self.fork, theirs):
+        for sends in self.left.replicating.merging.sends_behind(shard, self.fork, theirs):
             self._send(shard, sends)
 
     def _note_twice(self, shard: int, theirs: Sequence[Listed], ours: Sequence[Listed]) -> list[tuple[bytes, int]]:
@@ -182,7 +188,7 @@ class _Merge:
     def _note(self, shard: int, kept: list[tuple[bytes, int]]) -> None:
         if self.at_fork is not None and not self.dry_run:
             self.at_fork[shard] = kept
-            self.right.merging.note_unresolved(self.fork.history_id, self.at_fork)
+            self.right.replicating.merging.note_unresolved(self.fork.history_id, self.at_fork)
             self._on_step("noted")
 
     def _resolve(self, shard: int, gone: list[Listed]) -> list[Listed]:
@@ -191,7 +197,7 @@ class _Merge:
             self.acked += gone
             return []
         done: set[Listed] = set()
-        for found in self.right.merging.resolve(shard, gone):
+        for found in self.right.replicating.merging.resolve(shard, gone, self.left.replicating.merging):
             self.acked += found.done
             self.leased += found.leased
             done |= set(found.done)
@@ -202,24 +208,24 @@ class _Merge:
         return left
 
     def _send(self, shard: int, sends: list[Arriving]) -> None:
-        arrived = self.right.merging.high_water(shard, sends[0].origin)
+        arrived = self.right.replicating.merging.high_water(shard, sends[0].origin)
         later = [each for each in sends if each.number > arrived]
         self.earlier += len(sends) - len(later)
         if self.dry_run:
             self.sent += [_sent(each, None, duplicate=False) for each in later]
         elif later:
-            found = self.right.merging.arrive(shard, later)
+            found = self.right.replicating.merging.arrive(shard, later)
             self._on_step("sent")
             self.sent += [_sent(each, seq, duplicate=earlier is not None) for each, (seq, _, earlier) in found]
 
     def _compare(self, shard: int) -> None:
-        left, right = self.left.merging.key_states(shard), self.right.merging.key_states(shard)
+        left, right = self.left.replicating.merging.key_states(shard), self.right.replicating.merging.key_states(shard)
         self.states += [
             KeyStateDiffers(decode_key(key), key in left, key in right)
             for key in sorted(left.keys() | right.keys())
             if left.get(key) != right.get(key)
         ]
-        ours, theirs = self.right.merging.app_rows(shard), self.left.merging.app_rows(shard)
+        ours, theirs = self.right.replicating.merging.app_rows(shard), self.left.replicating.merging.app_rows(shard)
         for table in sorted(ours.keys() | theirs.keys()):
             mine, other = ours.get(table), theirs.get(table)
             only_old = sum(((other - mine) if other and mine else other or {}).values())

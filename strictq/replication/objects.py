@@ -6,16 +6,20 @@ and the store's address come from the environment of the process, as for every A
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from .. import _hints as hints
-from .._errors import TargetUnavailable
-from .._extras import need
+from .._platform.extras import need
+from .._values import hints
+from .._values.errors import InvalidArgument, TargetUnavailable
 from .segment_files import PROBE, SegmentFiles, name_of
+from .target import TargetOptions
 
 EXTRA: Final = "remote"
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ODD: Final = ("", ".", "..")
 REQUESTS_AT_ONCE: Final = 64
 _TAKEN: Final = 412
 """HTTP status of a conditional put whose name is taken."""
@@ -37,6 +41,23 @@ class ObjectTarget(SegmentFiles):
         super().__init__(key, write_once=write_once)
         self.root = root
         self._made: Any = None
+
+    @classmethod
+    def parsed(cls, scheme: str, rest: str) -> str:
+        if "@" in rest:
+            raise InvalidArgument("the name of a target must not contain credentials", hint=hints.STORE_CREDENTIALS)
+        bucket, *parts = rest.removeprefix("//").rstrip("/").split("/")
+        if not rest.startswith("//") or not _BUCKET.fullmatch(bucket):
+            raise InvalidArgument(f"{scheme}:{rest} has no bucket", hint=hints.TARGET_IS)
+        if any(part in _ODD or not part.isprintable() or set(part) & set("*?[#") for part in parts):
+            raise InvalidArgument(
+                f"{scheme}:{rest}: a prefix must not have empty parts, '.', '..' or any of *?[#", hint=hints.TARGET_IS
+            )
+        return f"{scheme}://{'/'.join((bucket, *parts))}"
+
+    @classmethod
+    def named(cls, name: str, key: bytes, options: TargetOptions) -> ObjectTarget:
+        return cls(name.partition("://")[2], key, write_once=options.write_once)
 
     def __str__(self) -> str:
         return f"s3://{self.root}"

@@ -14,10 +14,13 @@ from typing import Final
 
 import attrs
 
-from .. import _files as files
-from .. import _hints as hints
-from .._clock import MICROSECONDS, Clock, SystemClock
-from .._errors import (
+from .._platform import files
+from .._platform.clock import MICROSECONDS, Clock, SystemClock
+from .._platform.files import real_path
+from .._store import api
+from .._store.api import Replication
+from .._values import hints
+from .._values.errors import (
     InvalidArgument,
     NotElected,
     PrimaryAlive,
@@ -27,10 +30,7 @@ from .._errors import (
     StrictqError,
     TargetUnavailable,
 )
-from .._files import real_path
-from .._findings import Promoted
-from .._store import api
-from .._store.api import Replication
+from .._values.findings import Promoted
 from .electing import Reach, ask_decider, elect
 from .keys import key_id, read_key
 from .membership import Votes

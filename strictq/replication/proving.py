@@ -13,12 +13,12 @@ from typing import Final
 
 import attrs
 
-from .. import _files as files
-from .._clock import MICROSECONDS, Clock
-from .._errors import ReplicaGap, StoreCorrupt, StoreFull, StrictqError
-from .._log import log
-from .._stats import ReplicaProof
+from .._platform import files
+from .._platform.clock import MICROSECONDS, Clock
+from .._platform.log import log
 from .._store import api
+from .._values.errors import ReplicaGap, StoreCorrupt, StoreFull, StrictqError
+from .._values.stats import ReplicaProof
 from .promoting import promote_copy
 from .received import ReceivedSegments
 from .replica_home import LIVE, ReplicaState, read_proof, write_proof
@@ -146,7 +146,7 @@ class Proving:
         try:
             self._checking = checking
             self._go_on()
-            problems = checking.check(fix=False)
+            problems = checking.reports.check(fix=False)
         finally:
             self._checking = None
             checking.close()

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from .. import _files as files
-from .. import _hints as hints
-from .._clock import Clock
-from .._errors import (
+from .._platform import files
+from .._platform.clock import Clock
+from .._platform.log import log
+from .._store import api
+from .._store.api import SHARDS_MAX
+from .._values import hints
+from .._values.errors import (
     Diverged,
     Fenced,
     InvalidArgument,
@@ -28,9 +31,6 @@ from .._errors import (
     StrictqError,
     TargetUnavailable,
 )
-from .._log import log
-from .._store import api
-from .._store.api import SHARDS_MAX
 from .forwarding import Beat, Forwarding
 from .keys import key_id
 from .membership import Votes
@@ -532,8 +532,10 @@ class ReceivedSegments:
         Raises:
             ReplicaGap: it names files or pages that no queue has.
         """
-        known = header.shards if self._complete is None else self._complete.shards
-        sound = header.shards == known and 0 < known <= SHARDS_MAX and header.x >= 0
+        known = header.shards
+        sound = 0 < known <= SHARDS_MAX and header.x >= 0
+        if self._complete is not None:  # shards are only added, and then the whole queue is shipped
+            sound = sound and (known == self._complete.shards or (header.is_base and known > self._complete.shards))
         for part in header.parts:
             sound = sound and -1 <= part.shard < known and 0 <= part.count <= part.size < 1 << 32
         if not sound:

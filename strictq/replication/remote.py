@@ -12,14 +12,22 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from .. import _hints as hints
-from .._errors import Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch, StrictqError, TargetUnavailable
 from .._net import telling, transport
 from .._net.frames import FrameConnection, NotUpgraded
+from .._values import hints
+from .._values.errors import (
+    Diverged,
+    Fenced,
+    InvalidArgument,
+    ReplicaGap,
+    SchemaMismatch,
+    StrictqError,
+    TargetUnavailable,
+)
 from .keys import key_id
 from .membership import answer_from, message_values
 from .segment import SEGMENT_BYTES_MAX, header_from
-from .target import ChainHead, ShipTarget
+from .target import ChainHead, ShipTarget, TargetOptions
 from .voting import Question, Vote
 
 TIMEOUT_SECONDS: Final = 20.0
@@ -59,6 +67,22 @@ class ReplicaTarget(ShipTarget):
         self._on_wait: Callable[[float], object] = lambda _seconds: None
         self._empty = True
         """Whether it had no segments at the last request."""
+
+    @classmethod
+    def parsed(cls, scheme: str, rest: str) -> str:
+        name = f"{scheme}:{rest}"
+        if not rest.startswith("//"):
+            raise InvalidArgument(f"{name!r} has no host", hint=hints.TARGET_IS)
+        host, port = transport.host_and_port("a replica", rest[2:])
+        if not port:
+            raise InvalidArgument(f"{name!r} has no port", hint=hints.TARGET_IS)
+        return f"{scheme}://{transport.address(host, port)}"
+
+    @classmethod
+    def named(cls, name: str, key: bytes, options: TargetOptions) -> ReplicaTarget:
+        scheme, _, rest = name.partition("://")
+        host, port = transport.host_and_port("a replica", rest)
+        return cls(scheme, host, port, key, token_file=options.token_file, authority=options.authority)
 
     def __str__(self) -> str:
         return f"{self._scheme}://{transport.address(self._host, self._port)}"

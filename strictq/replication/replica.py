@@ -22,13 +22,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-from .._clock import Clock, SystemClock
-from .._errors import InvalidArgument, StoreBusy, StrictqError
-from .._files import real_path
 from .._net import telling, transport
 from .._net.admission import TokenServer
 from .._net.frames import FrameHandler
-from .._stats import ReplicaProof
+from .._platform.clock import Clock, SystemClock
+from .._platform.files import real_path
+from .._values.errors import InvalidArgument, StoreBusy, StrictqError
+from .._values.stats import ReplicaProof
 from .adopting import move_aside
 from .keys import read_key
 from .membership import Votes, answer_values, message_from

@@ -23,10 +23,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import attrs
 
-from .. import _files as files
-from .. import _hints as hints
-from .._clock import MICROSECONDS, Clock
-from .._errors import (
+from .._platform import files
+from .._platform.clock import MICROSECONDS, Clock
+from .._store import api
+from .._values import hints
+from .._values.errors import (
     InvalidArgument,
     QueueNotFound,
     ReadOnlyQueue,
@@ -36,8 +37,7 @@ from .._errors import (
     StoreCorrupt,
     StoreError,
 )
-from .._stats import ReplicaProof, ReplicationStatus
-from .._store import api
+from .._values.stats import ReplicaProof, ReplicationStatus
 from .segment import SegmentHeader, header_from, header_values
 
 STATE: Final = "state"

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .. import _files as files
-from .._errors import ReplicaGap, SchemaMismatch, StoreCorrupt, StoreError
+from .._platform import files
+from .._values.errors import ReplicaGap, SchemaMismatch, StoreCorrupt, StoreError
 from .replica_home import LOGS, ReplicaState
 from .segment import ANY, MAGIC, START_BYTES, SegmentHeader, decode_header, hash_of, header_bytes, header_of, segment_bytes
 from .voting import NOTHING, LogPosition

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .. import _hints as hints
-from .._clock import MICROSECONDS
-from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, TargetUnavailable
-from .._files import real_path
-from .._findings import ReplicaReport, Restored
+from .._platform.clock import MICROSECONDS
+from .._platform.files import real_path
 from .._store import api
 from .._store.api import Replication
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, TargetUnavailable
+from .._values.findings import ReplicaReport, Restored
 from .chain import Point, points, states
 from .keys import read_key
 from .newest_pages import NewestPages

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import attrs
 
-from .._errors import ReplicaGap, SchemaMismatch
 from .._store.api import PAGE_BYTES, Image
+from .._values.errors import ReplicaGap, SchemaMismatch
 
 MAGIC: Final = b"strictq\x01"
 FORMAT: Final = 1

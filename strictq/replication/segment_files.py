@@ -18,8 +18,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from .. import _hints as hints
-from .._errors import Diverged, InvalidArgument, ReplicaGap, SchemaMismatch, StoreError, StrictqError, TargetUnavailable
+from .._values import hints
+from .._values.errors import (
+    Diverged,
+    InvalidArgument,
+    ReplicaGap,
+    SchemaMismatch,
+    StoreError,
+    StrictqError,
+    TargetUnavailable,
+)
 from .segment import SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, header_bytes, header_of
 from .target import TARGET_FORMAT, ChainHead, ShipTarget
 

@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, get_args
 
 import attrs
 
-from .. import _hints as hints
-from .._errors import ConfigError, Fenced, InvalidArgument, StoreCorrupt, TargetUnavailable
-from .._files import real_path
 from .._net.transport import host_and_port, require_protected
+from .._platform.files import real_path
 from .._store.api import Replication, ShipStatus, Storage
+from .._values import hints
+from .._values.errors import ConfigError, Fenced, InvalidArgument, StoreCorrupt, TargetUnavailable
 from .bounded import TargetThread
 from .keys import read_key
 from .members import is_dropped
@@ -96,7 +96,7 @@ def configure(
         raise ConfigError("a queue in memory has no files that could be shipped")
     key = read_key(settings.key_file) if settings.key_file else b""
     storage.refresh_settings()
-    known = storage.replication
+    known = storage.replicating.known
     if known is not None and known.mode == "fenced":
         raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
     history_id = os.urandom(16).hex() if known is None else known.history_id
@@ -114,13 +114,13 @@ def configure(
     settings = attrs.evolve(settings, write_once=write_once, generation=_next_generation(before))
     if before.mode == "confirmed" and (mode != "confirmed" or before.target != str(place)):
         _leave_confirmed(storage, before)
-    storage.stop_shipping(flush=False)
+    storage.replicating.stop(flush=False)
     if before.target != str(place):
         ShipStatus(history_id).write(directory)
     else:
         attrs.evolve(ShipStatus.read(directory, history_id), stopped=False, error="").write(directory)
-    storage.set_replication(before._replace(mode=mode, target=str(place), settings=settings.to_json()))
-    storage.ship()
+    storage.replicating.set(before._replace(mode=mode, target=str(place), settings=settings.to_json()))
+    storage.replicating.ship()
 
 
 def _require_reach(name: str, settings: ShipSettings, plaintext: bool) -> None:
@@ -165,16 +165,16 @@ def _claimed(
 def detach(storage: Storage, *, force: bool) -> bool:
     """Stop shipping the queue. Return whether it was shipped or fenced. See `Queue.detach`."""
     storage.refresh_settings()
-    known = storage.replication
+    known = storage.replicating.known
     if storage.directory is None or known is None or not (known.ships or known.mode == "fenced"):
         return False
     if known.mode == "fenced" and not force:
         raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
     if known.mode == "confirmed" and not force:
         _leave_confirmed(storage, known)
-    storage.stop_shipping(flush=True)
+    storage.replicating.stop(flush=True)
     settings = attrs.evolve(ShipSettings.from_json(known.settings), generation=_next_generation(known))
-    storage.set_replication(known._replace(mode="off", target="", settings=settings.to_json()))
+    storage.replicating.set(known._replace(mode="off", target="", settings=settings.to_json()))
     ShipStatus(known.history_id).write(storage.directory)
     return True
 
@@ -211,15 +211,3 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
         ) from e  # fmt: skip
     finally:
         calls.close()
-
-
-def require_replicated(storage: Storage) -> Replication:
-    """Return the configuration of replication.
-
-    Raises:
-        ConfigError: the queue is not shipped.
-    """
-    known = storage.replication
-    if known is None or not known.ships:
-        raise ConfigError("the queue has no replica", hint=hints.CONFIGURE_AGAIN)
-    return known

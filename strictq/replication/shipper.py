@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from .. import _hints as hints
-from .._clock import MICROSECONDS, Clock
-from .._errors import Diverged, ReplicaGap, TargetUnavailable
+from .._platform.clock import MICROSECONDS, Clock
 from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
+from .._values import hints
+from .._values.errors import Diverged, ReplicaGap, TargetUnavailable
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
 from .segment_files import IDENTITY, SegmentFiles
 from .target import ChainHead, ShipTarget
@@ -149,6 +149,8 @@ class Shipper:
                 raise Diverged(f"{self._target} last received segments from another copy of the queue")
             if self.heals:
                 self._begin_with_base(head)
+            elif complete.shards < self._capture.shards:
+                self._capture.begin(None)  # the first cut with a new shard has the whole queue
         # A segment of a process that was killed may still arrive.
         self._attempted.append((self.n, self._progress.last_attempt(self.n)))
         self._begun = self._sure = True

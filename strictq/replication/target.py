@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .. import _hints as hints
-from .._errors import Diverged, InvalidArgument, StrictqError, TargetUnavailable
+from .._values import hints
+from .._values.errors import Diverged, InvalidArgument, StrictqError, TargetUnavailable
 from .keys import key_id
 from .segment import SegmentHeader
 
@@ -33,6 +33,19 @@ class ChainHead(NamedTuple):
     missing: int | None = None
 
 
+class TargetOptions(NamedTuple):
+    """What a target needs besides its name and its key; each kind uses its own.
+
+    Attributes:
+        write_once: whether the target refuses to overwrite names.
+        token_file, authority: for a replica on another host.
+    """
+
+    write_once: bool = True
+    token_file: str = ""
+    authority: str = ""
+
+
 class ShipTarget:
     """A target of one queue. One shipper writes to it.
 
@@ -48,8 +61,22 @@ class ShipTarget:
         self.key = key
         self.write_once = write_once
 
+    @classmethod
+    def parsed(cls, scheme: str, rest: str) -> str:
+        """Return the full name of a target that a user named, including the scheme. `rest` is what follows its colon.
+
+        Raises:
+            InvalidArgument: it is not a valid name of this kind.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def named(cls, name: str, key: bytes, options: TargetOptions) -> ShipTarget:
+        """Return the target with this full name. Does no I/O."""
+        raise NotImplementedError
+
     def __str__(self) -> str:
-        """Return the name, as accepted by `parse`."""
+        """Return the full name."""
         raise NotImplementedError
 
     def holds(self, path: Path) -> bool:

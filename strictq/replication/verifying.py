@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from .._clock import MICROSECONDS, Clock
-from .._errors import ReplicaGap
+from .._platform.clock import MICROSECONDS, Clock
+from .._values.errors import ReplicaGap
 from .segment import decode_header, hash_of
 from .segment_files import SegmentFiles
 from .target import ChainHead

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._extras import need_spark
+from .._platform.extras import need_spark
 from ._pipeline import Pipeline, PipelineStats, pipeline
 from .ordering import ordered
 from .serving import BlockServer, serve

@@ -16,9 +16,9 @@ from weakref import WeakSet
 import attrs
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from .._consumers import acknowledge
-from .._errors import StrictqError
-from .._log import log as _log
+from .._client.consumers import acknowledge
+from .._platform.log import log as _log
+from .._values.errors import StrictqError
 from ..opening import open as open_queue
 from ._monitor import Monitor, Read
 

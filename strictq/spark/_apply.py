@@ -9,10 +9,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from .. import _hints as hints
-from .._errors import ConfigError, StoreBusy, StrictqError
-from .._parallel import AT_ONCE, run_all
+from .._platform.parallel import AT_ONCE, run_all
 from .._store.api import Applied, Bulk, PlainRows, Size, Staging, StreamBatch, Token
+from .._values import hints
+from .._values.errors import ConfigError, StoreBusy, StrictqError
 from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
 
@@ -112,17 +112,18 @@ def _write(
         files, cut = _decode(known.files)
     batch = StagedRows([(place.path(file.name), file.rows) for file in files])
     size = Size(batch.rows, batch.body_bytes_max, batch.keyless)
-    parts = batch.parts(bulk.shard_of, cut)
     home = bulk.home(token)
-    if known is None:
-        if not parts:
-            return bulk.put_whole(token, size, PlainRows([], [], [], []), origin)
-        if len(parts) == 1 and len(parts.get(home, ())) == 1:
-            return bulk.put_whole(token, size, parts[home][0].rows(), origin)
-        place.sync([file.name for file in files])
-        decided = bulk.decide(token, size, _encode(files, cut), origin)
-        if decided.files != _encode(files, cut):
-            return _write(bulk, cut, place, token, files, origin)  # another process was faster, so continue with its decision
+    with bulk.still():  # the shard of a key must be the same one in every attempt
+        parts = batch.parts(bulk.shard_of, cut)
+        if known is None:
+            if not parts:
+                return bulk.put_whole(token, size, PlainRows([], [], [], []), origin)
+            if len(parts) == 1 and len(parts.get(home, ())) == 1:
+                return bulk.put_whole(token, size, parts[home][0].rows(), origin)
+            place.sync([file.name for file in files])
+            decided = bulk.decide(token, size, _encode(files, cut), origin)
+            if decided.files != _encode(files, cut):
+                return _write(bulk, cut, place, token, files, origin)  # another process was faster, so continue with its decision
     _put_all(bulk, token, parts)
     bulk.finish(token, parts)
     return known

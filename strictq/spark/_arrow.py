@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import InvalidArgument, StoreCorrupt
-from .._keys import decode_key
 from .._store.api import Block, BlockSize, Encode, Held, ListedColumns, PackedColumns, leased_columns
+from .._values import hints
+from .._values.errors import InvalidArgument, StoreCorrupt
+from .._values.keys import decode_key
 from ._table_columns import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000

@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
-from .._keys import decode_key
+from .._values import hints
+from .._values.errors import InvalidArgument
+from .._values.keys import decode_key
 from ..delivery import Delivery, Lease
 from ._pipeline_tasks import MESSAGE, STATES
 from ._table_columns import KEY_TYPES, KeyType

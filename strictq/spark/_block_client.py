@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from .. import _hints as hints
-from .._errors import ServerRefused, ServerUnreachable, StrictqError
 from .._net import telling
 from .._store.api import new_file
+from .._values import hints
+from .._values.errors import ServerRefused, ServerUnreachable, StrictqError
 from . import _block_protocol
 from ._block_protocol import Served
 
@@ -149,7 +149,7 @@ def blocks(
         ranges: (shard, first, last) each.
     Raises:
         ServerUnreachable, ServerRefused: the server does not answer, or refuses the token.
-        HandoutGone, StoreError: as for reads of the files.
+        RecordedBatchGone, StoreError: as for reads of the files.
     """
     patience = patience or ServerPatience(served)
     rest = list(ranges)

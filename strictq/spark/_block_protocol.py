@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import attrs
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument, ServerUnreachable
-from .._files import real_path
+from .._client import validate
 from .._net.transport import address
+from .._platform.files import real_path
+from .._values import hints
+from .._values.errors import InvalidArgument, ServerUnreachable
 
 SERVER: Final = "the block server"
 """The server's name in error texts."""

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from .. import _validate as validate
-from .._errors import InvalidArgument, StrictqError
-from .._handouts import read_block, rejected
+from .._client import validate
 from .._net import telling
 from .._net.admission import TokenHandler, TokenServer
 from .._net.transport import server_context
 from .._store.api import Staging
+from .._values.errors import InvalidArgument, StrictqError
 from ..queue import Queue
 from . import _block_protocol
 from ._opened import looking
+from ._recorded_batches import read_block, rejected
 
 
 class Server(TokenServer):

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import _hints as hints
-from .._errors import ConfigError
+from .._values import hints
+from .._values.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

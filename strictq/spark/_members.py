@@ -15,14 +15,14 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import ConsumerLost, QueueNotFound, StoreError, StrictqError
-from .._handouts import Holder, read_block
-from .._log import log as _log
+from .._platform.log import log as _log
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import ConsumerLost, QueueNotFound, StoreError, StrictqError
 from ..queue import Queue
 from ._options import StreamOptions
 from ._paths import Paths, place_of
+from ._recorded_batches import Holder, read_block
 from .source import StreamReader
 
 FIND_SECONDS: Final = 1.0
@@ -74,7 +74,7 @@ class Member:
             QueueNotFound, StoreError: it can't be opened.
         """
         if self.reader._held is None:
-            held = self.reader._handouts()
+            held = self.reader._holder()
             if self._epoch and held.epoch != self._epoch + 1:
                 self.close()
                 raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder in the meantime")
@@ -111,7 +111,7 @@ class Member:
         Empty: it was recorded for this queue alone, or was released.
 
         Raises:
-            HandoutGone: it is no longer kept.
+            RecordedBatchGone: it is no longer kept.
         """
         if self.held.was_released(n):
             return ""

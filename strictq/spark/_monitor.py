@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 import attrs
 
-from .._errors import StoreError
-from .._findings import QueryReport
-from .._log import log as _log
-from .._query_reports import write
+from .._client.query_reports import write
+from .._platform.log import log as _log
+from .._values.errors import StoreError
+from .._values.findings import QueryReport
 
 WINDOW_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 10.0

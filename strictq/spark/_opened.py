@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from .. import _hints as hints
-from .._errors import QueueNotFound, StoreError
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import QueueNotFound, StoreError
 from ..opening import open as open_queue
 from ..queue import Queue
 

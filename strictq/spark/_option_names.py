@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Final, Literal
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
-from .._hints import Coded
+from .._values import hints
+from .._values.errors import InvalidArgument
+from .._values.hints import Coded
 
 Use = Literal["table", "stream", "write", "sink"]
 
@@ -38,17 +38,12 @@ OF_WRITES: Final = ("checkpointlocation", "queryname")
 OF_TABLES: Final = ("provider", "owner", "location", "external", "comment")
 """Properties that Spark passes for a table being created, in addition to the statement's options."""
 
-_FIRST: Final = hints.OPTION_OLDEST_FIRST
-_PARSE: Final = hints.OPTION_PARSE_BODIES
-_REMOVED: Final = hints.OPTION_ACKED_REMOVED
 _END: Final = hints.OPTION_AVAILABLE_NOW
 _FILL: Final = hints.OPTION_TRIGGER_INTERVAL
 _BACKLOG: Final = hints.OPTION_BACKLOG
 _KAFKA: Final = hints.OPTION_KAFKA_CLIENT
-_FILES: Final = hints.OPTION_NO_FILES
 
 ELSEWHERE: Final[dict[str, str | Coded]] = {
-    # Kafka
     "maxoffsetspertrigger": "maxMessagesPerTrigger",
     "minoffsetspertrigger": _FILL,
     "maxtriggerdelay": _FILL,
@@ -71,42 +66,8 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "fetchoffset.numretries": _KAFKA,
     "fetchoffset.retryintervalms": _KAFKA,
     "kafkaconsumer.polltimeoutms": _KAFKA,
-    # the file source
-    "maxfilespertrigger": "maxMessagesPerTrigger",
-    "maxcachedfiles": _FIRST,
-    "discardcachedinputratio": _FIRST,
-    "latestfirst": _FIRST,
-    "maxfileage": hints.OPTION_TTL,
-    "cleansource": _REMOVED,
-    "sourcearchivedir": _REMOVED,
-    "filenameonly": _FILES,
-    "pathglobfilter": _FILES,
-    "recursivefilelookup": _FILES,
-    "modifiedbefore": _FILES,
-    "modifiedafter": _FILES,
-    "ignorecorruptfiles": "failOnMissing",
-    "ignoremissingfiles": "failOnMissing",
-    "maxrecordsperfile": _FILES,
-    "compression": _FILES,
-    "basepath": _FILES,
-    # file formats
-    **dict.fromkeys(
-        (
-            "header", "inferschema", "multiline", "sep", "delimiter", "encoding", "charset", "mode", "quote", "escape",
-            "dateformat", "timestampformat", "mergeschema", "columnnameofcorruptrecord", "wholetext", "linesep", "nullvalue",
-            "rowtag",
-        ),
-        _PARSE,
-    ),
-    # table formats, and the rate source
-    "startingversion": _BACKLOG,
-    "ignorechanges": _REMOVED,
-    "ignoredeletes": _REMOVED,
-    "skipchangecommits": _REMOVED,
-    "rowspersecond": "maxMessagesPerTrigger",
-    "rowsperbatch": "maxMessagesPerTrigger",
-}  # fmt: skip
-"""Options of other sources, in lower case, with strictq's option, or a hint why there is none."""
+}
+"""Options of Kafka's source, in lower case, with strictq's option, or a hint why there is none."""
 
 
 def require_known(options: Iterable[str], use: Use) -> None:

@@ -12,14 +12,14 @@ import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument, QueueNotFound
-from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
-from .._keys import encode_key
+from .._client import validate
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound
+from .._values.keys import encode_key
 from ._option_names import is_stream, require_known
 from ._paths import Paths, paths_of
+from ._recorded_batches import KEEP, LOCK_SECONDS, RECORDED_BATCH_BYTES, RECORDED_BATCH_MESSAGES_MAX
 from ._shown import BODY, body_of, shown
 from ._table_columns import KEY_TYPES, KeyType, key_type, read_schema
 
@@ -303,9 +303,9 @@ class StreamOptions:
             paths=paths,
             consumer=validate.name("the option consumer", consumer),
             key_type=key_type_of(options, schema),
-            messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, HANDOUT_MESSAGES_MAX),
-            bytes_max=size(options, "maxBytesPerTrigger", HANDOUT_BYTES, 1 << 40),
-            partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, HANDOUT_MESSAGES_MAX),
+            messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, RECORDED_BATCH_MESSAGES_MAX),
+            bytes_max=size(options, "maxBytesPerTrigger", RECORDED_BATCH_BYTES, 1 << 40),
+            partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, RECORDED_BATCH_MESSAGES_MAX),
             keep=number(options, "keepBatches", KEEP, 1_000_000),
             wait_seconds=number(options, "consumerWaitSeconds", LOCK_SECONDS, 3_600, 0),
             fail_on_missing=fail_on_missing(options, paths, False),

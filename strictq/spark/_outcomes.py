@@ -9,17 +9,16 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._effects import Effects, Recording
-from .._errors import InvalidArgument
-from .._handlers import require_ran
-from .._keys import Key, decode_key, encode_key
-from .._types import UNSET, Message, Unset, body_as_json
-from ..delivery import describe
-from ..worker import Defer, Reject, Retry
+from .._client import validate
+from .._client.effects import Effects, Recording
+from .._values import hints
+from .._values.errors import InvalidArgument
+from .._values.handlers import require_ran
+from .._values.keys import Key, decode_key, encode_key
+from .._values.types import UNSET, Message, Unset, body_as_json
+from ..worker.ending import DEFERRED, FAILED, Ending
 
-DONE, FAILED, DEFERRED, REJECTED, SKIPPED = "done", "failed", "deferred", "rejected", "skipped"
+SKIPPED: Final = "skipped"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_LANE: Final = (FAILED, DEFERRED)
 """Outcomes after which the rest of the lane is not run, because the message must be retried first."""
@@ -30,23 +29,16 @@ Param = None | bool | int | float | str | bytes
 
 
 @attrs.define
-class Outcome:
-    """The outcome of a handler for one message.
+class Outcome(Ending):
+    """The outcome of a pipeline's handler for one message: an ending, or SKIPPED (the handler was not run).
 
     Attributes:
-        kind: DONE, FAILED (retry), DEFERRED (retry with no attempt charged), REJECTED (dead-letter), or
-            SKIPPED (the handler was not run).
-        delay: seconds until the retry; None: the queue's retry delay (FAILED only).
         effects: the effects that commit with the ack.
         seconds: the duration of the handler.
         of_data: whether it failed with an error that the message's content can cause, as opposed to its environment.
         behind: number of the following messages of its lane that failed in the same way, independently. They are charged, too.
     """
 
-    kind: str = DONE
-    reason: str | None = None
-    delay: float | None = None
-    output: str | None = None
     effects: Effects = attrs.Factory(Effects)
     seconds: float = 0.0
     of_data: bool = False
@@ -60,13 +52,9 @@ class Outcome:
 
 def failure(error: BaseException, output: str | None = None) -> Outcome:
     """Return the outcome of a message whose handler raised."""
-    if isinstance(error, Reject):
-        return Outcome(REJECTED, error.reason, output=output)
-    if isinstance(error, Defer):
-        return Outcome(DEFERRED, delay=error.delay_seconds)
-    if isinstance(error, Retry):
-        return Outcome(FAILED, error.reason or str(error), error.delay, output)
-    return Outcome(FAILED, describe(error), output=output, of_data=isinstance(error, OF_DATA))
+    outcome = Outcome.of(error, output)
+    outcome.of_data = isinstance(error, OF_DATA)
+    return outcome
 
 
 class BatchJob(Recording):
@@ -194,7 +182,8 @@ _SEND: Final = pa.struct(
 RESULT: Final = pa.schema(
     [
         ("lane", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64()),
-        ("output", pa.string()), ("sets_state", pa.bool_()), ("state", pa.binary()), ("sends", pa.list_(_SEND)),
+        ("output", pa.string()), ("traceback", pa.string()),
+        ("sets_state", pa.bool_()), ("state", pa.binary()), ("sends", pa.list_(_SEND)),
         ("statements", pa.list_(pa.struct([("sql", pa.string()), ("params", pa.list_(_PARAM))]))), ("seconds", pa.float64()),
     ]
 )  # fmt: skip
@@ -214,7 +203,7 @@ def _row(lane: int, seq: int, o: Outcome) -> dict[str, Any]:
     state = o.effects.key_state
     return {
         "lane": lane, "seq": seq, "kind": o.kind, "reason": o.reason, "delay": o.delay, "output": o.output,
-        "sets_state": state is not UNSET, "state": None if state is UNSET else state,
+        "traceback": o.traceback, "sets_state": state is not UNSET, "state": None if state is UNSET else state,
         "sends": [_send_row(send.message) for send in o.effects.sends],
         "statements": [{"sql": sql, "params": [_param_row(p) for p in params]} for sql, params in o.effects.statements],
         "seconds": o.seconds,
@@ -229,7 +218,7 @@ def _outcome(row: dict[str, Any]) -> Outcome:
         effects.execute(s["sql"], tuple(_param(p) for p in s["params"]))
     if row["sets_state"]:
         effects.set_key_state(row["state"])
-    return Outcome(row["kind"], row["reason"], row["delay"], row["output"], effects, row["seconds"])
+    return Outcome(row["kind"], row["reason"], row["delay"], row["output"], row["traceback"], effects, row["seconds"])
 
 
 def _send_row(m: Message) -> dict[str, Any]:

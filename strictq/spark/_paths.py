@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
+from .._values import hints
+from .._values.errors import InvalidArgument
 
 MEMORY: Final = ":memory:"
 PATHS_MAX: Final = 10_000

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import ConfigError, InvalidArgument, LeaseLost, PartialFailure, StrictqError
-from .._extras import need, need_spark
-from .._handlers import is_async, require_runs
-from .._log import Log
+from .._client import validate
+from .._platform.extras import need, need_spark
+from .._platform.log import Log
+from .._values import hints
+from .._values.errors import ConfigError, InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from .._values.handlers import is_async, require_runs
 from ..delivery import Delivery, Lease
 from ..queue import Queue
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from .._errors import InvalidArgument
-from .._keys import decode_key
-from .._types import UNSET
+from .._values.errors import InvalidArgument
+from .._values.keys import decode_key
+from .._values.types import UNSET
 from . import _outcomes
 from ._outcomes import BatchJob, Outcome, failure, run_lane
 

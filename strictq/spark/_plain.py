@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import isgeneratorfunction
 from typing import Any, Final, TypeVar
 
-from .._errors import StrictqError
+from .._values.errors import StrictqError
 
 HIDE: Final = "SPARK_HIDE_TRACEBACK"
 """Spark's Python processes read this variable when they report an exception. They end after that."""

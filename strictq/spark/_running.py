@@ -13,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_type
 
-from .._types import UNSET
+from .._values.types import UNSET
 from ..delivery import Delivery, Lease
+from ..worker.ending import FAILED
 from . import _outcomes, ordering
 from ._batches import LeasedBatch, Rows, first_line, require_keys, spark_type
-from ._outcomes import ENDS_LANE, FAILED, SKIPPED, BatchJob, Outcome, run_lane
+from ._outcomes import ENDS_LANE, SKIPPED, BatchJob, Outcome, run_lane
 from ._pipeline_tasks import FAULT, prepare_schema, preparing, processing
 from ._table_columns import KEY_TYPES, KeyType
 

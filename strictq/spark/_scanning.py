@@ -9,9 +9,9 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
-from .. import _validate as validate
-from .._errors import InvalidArgument
+from .._client import validate
 from .._store.api import MessageRange, PackedColumns
+from .._values.errors import InvalidArgument
 from ..history._records import CHUNK, record_batch
 from ..queue import Queue
 from . import _block_client

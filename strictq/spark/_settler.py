@@ -6,11 +6,16 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Final
 
-from .._errors import ForwardPending, InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from .._values.errors import ForwardPending, InvalidArgument, LeaseLost, StrictqError
 from ..delivery import Delivery, Lease
 from ..queue import Queue
-from ._outcomes import DEFERRED, DONE, FAILED, REJECTED, SKIPPED, Outcome
+from ..worker.ending import DEFERRED, DONE, FAILED, REJECTED, Ending
+from ._outcomes import SKIPPED, Outcome
+
+COUNTED: Final = {FAILED: "retried", DEFERRED: "deferred", REJECTED: "rejected"}
+"""The counter of each ending but an ack."""
 
 
 class Counts:
@@ -93,16 +98,11 @@ class Settler:
         lost: set[Lease] = set()
         if not deliveries:
             return lost
-        try:
-            self._queue.ack_many(deliveries)
-        except LeaseLost:
-            lost = {deliveries[0].lease}
-        except PartialFailure as e:
-            for d, result in zip(deliveries, e.results, strict=True):
-                if isinstance(result, LeaseLost):
-                    lost.add(d.lease)
-                elif result is not None:
-                    raise result from e
+        for d, error in zip(deliveries, self._queue._client.settling.ack_each(deliveries), strict=True):
+            if isinstance(error, LeaseLost):
+                lost.add(d.lease)
+            elif error is not None:
+                raise error
         counts.add(acked=sum(d.lease not in lost for d in deliveries), lost=sum(d.lease in lost for d in deliveries))
         self.broken |= lost
         return lost
@@ -114,26 +114,18 @@ class Settler:
             last: for a failed message, the last one that is charged together with it.
         """
         try:
-            if o.kind == REJECTED:
-                d.reject(o.reason or "rejected", output=o.output)
-                counts.add(rejected=1)
-                return True
-            if o.kind == FAILED:
+            if o.kind != DONE:
                 if last is not d:
                     last.start()
-                d.nack(o.delay, o.reason, output=o.output)
-                counts.add(retried=1)
-                return False
-            if o.kind == DEFERRED:
-                d.defer(o.delay or 0.0)
-                counts.add(deferred=1)
-                return False
+                o.settle(self._queue._client.settling, d)
+                counts.add(**{COUNTED[o.kind]: 1})
+                return o.kind == REJECTED
             try:
                 with suppress(ForwardPending):  # committed; the sends to other shards will arrive
                     self._commit(d, o)
             except InvalidArgument as e:
                 # An invalid effect is the handler's failure, and nothing was committed.
-                d.nack(reason=f"{type(e).__name__}: {e}", output=o.output)
+                Ending.of(e, o.output).settle(self._queue._client.settling, d)
                 counts.add(retried=1)
                 return False
         except LeaseLost:

@@ -9,8 +9,8 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
+from .._values import hints
+from .._values.errors import InvalidArgument
 from ._arrow import arrow_schema
 
 BODY: Final = "body"

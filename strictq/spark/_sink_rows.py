@@ -28,12 +28,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._config import FOREVER_SECONDS, QueueConfig
-from .._errors import InvalidArgument, MessageTooLarge, StrictqError
-from .._keys import KEY_BYTES_MAX, decode_key
-from .._validate import NUMBER_MAX
+from .._client import validate
+from .._client.validate import NUMBER_MAX
+from .._values import hints
+from .._values.config import FOREVER_SECONDS, QueueConfig
+from .._values.errors import InvalidArgument, MessageTooLarge, StrictqError
+from .._values.keys import KEY_BYTES_MAX, decode_key
 
 WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 NUMBER: Final = (*WHOLE, FloatType, DoubleType)

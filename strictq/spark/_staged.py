@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import _hints as hints
-from .._errors import StoreError
-from .._files import open_regular
-from .._keys import keyless_by_hash, keyless_lane
+from .._platform.files import open_regular
 from .._store.api import BulkRows, Item, Options, PlainRows
+from .._values import hints
+from .._values.errors import StoreError
+from .._values.keys import keyless_by_hash, keyless_lane
 from ._sink_rows import OPTIONS, ORDER
 
 PART_ROWS: Final = 25_000

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from .._errors import InvalidArgument
+from .._values.errors import InvalidArgument
 
 KeyType = Literal["string", "binary", "int", "stored"]
 

@@ -11,10 +11,10 @@ import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import InvalidArgument, QueueNotFound, StrictqError
-from .._log import log as _log
+from .._platform.log import log as _log
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound, StrictqError
 from ..opening import open as open_queue
 from . import _block_protocol
 from ._opened import looking, settle

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from .._extras import need_spark
+from .._platform.extras import need_spark
 from ._option_names import require_known_somewhere
 from ._options import read_columns
 from ._paths import is_many

@@ -16,13 +16,13 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import HandoutGone, QueueNotFound
-from .._handouts import HANDOUT_MESSAGES_MAX
+from .._values import hints
+from .._values.errors import QueueNotFound, RecordedBatchGone
 from ._members import FleetMembers, Member
 from ._opened import settle
 from ._options import StreamOptions
 from ._plain import OFFSET_METHODS, plain
+from ._recorded_batches import RECORDED_BATCH_MESSAGES_MAX
 from ._shown import BODY, RowView
 from .source import REPORT_SHARE, Blocks, recorded
 
@@ -57,10 +57,10 @@ class FleetPosition:
         """Return the position of an offset. A stream of one queue may have become a fleet's.
 
         Raises:
-            HandoutGone: the offset belongs to another consumer.
+            RecordedBatchGone: the offset belongs to another consumer.
         """
         if offset.get("consumer") != consumer:
-            raise HandoutGone(
+            raise RecordedBatchGone(
                 f"the checkpoint is of consumer {offset.get('consumer')!r}, and this is {consumer!r}", hint=hints.OWN_CHECKPOINT
             )
         if "queues" in offset:
@@ -151,7 +151,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._members.each(chunk, bound)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else RECORDED_BATCH_MESSAGES_MAX
         at = FleetPosition.of(start, self._options.consumer)
         began = time.monotonic()
         if began < self._idle_until and not self._now:
@@ -214,7 +214,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rounds |= self._members.each(chunk, lambda m: at.recorded(m.marked(self._number(at, m) + 1))[0])
         number = at.round + 1
         wanted = number if number in rounds.values() else min(rounds.values(), default=0)
-        shares = {name: HANDOUT_MESSAGES_MAX for name, recorded in rounds.items() if recorded == wanted}
+        shares = {name: RECORDED_BATCH_MESSAGES_MAX for name, recorded in rounds.items() if recorded == wanted}
         return self._took(at, max(number, wanted), [m for m in behind if m.queue_id in shares], shares)
 
     def _step(self, at: FleetPosition, chunk: Sequence[Member], most: int) -> FleetPosition | None:

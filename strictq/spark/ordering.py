@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument
-from .._extras import need_spark
+from .._client import validate
+from .._platform.extras import need_spark
+from .._values import hints
+from .._values.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,16 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from .. import _files as files
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
-from .._extras import need_spark
-from .._files import real_path
-from .._log import Log
+from .._client import validate
 from .._net import telling
 from .._net.transport import certified, listen, require_token
+from .._platform import files
+from .._platform.extras import need_spark
+from .._platform.files import real_path
+from .._platform.log import Log
 from .._store.api import Storage
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
 from ..queue import Queue
 from . import _block_protocol
 from ._block_protocol import Served

@@ -17,11 +17,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._errors import InvalidArgument, QueueNotFound, StoreError
-from .._files import failure, real_path
+from .._client import validate
+from .._platform.files import failure, real_path
 from .._store.api import Staging, Storage, StreamBatch, Token, new_run
+from .._values import hints
+from .._values.errors import InvalidArgument, QueueNotFound, StoreError
 from ..opening import open as open_queue
 from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload

@@ -19,10 +19,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import ConsumerBusy, HandoutGone, QueueNotFound, ServerUnreachable
-from .._handouts import HANDOUT_MESSAGES_MAX, Holder, read_block, rejected
 from .._store.api import Part
+from .._values import hints
+from .._values.errors import ConsumerBusy, QueueNotFound, RecordedBatchGone, ServerUnreachable
 from ..opening import open as open_queue
 from ..queue import Queue
 from . import _block_client, _block_protocol
@@ -31,6 +30,7 @@ from ._opened import looking, settle
 from ._options import StreamOptions
 from ._paths import FIRST_SHARD, place_of
 from ._plain import OFFSET_METHODS, is_of_spark, plain
+from ._recorded_batches import RECORDED_BATCH_MESSAGES_MAX, Holder, read_block, rejected
 from ._shown import BODY, RowView
 from ._table_columns import read_schema
 
@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- process of the query
 
-    def _handouts(self) -> Holder:
+    def _holder(self) -> Holder:
         """Return the consumer, held from the first call on."""
         if self._held is None:
             options = self._options
@@ -132,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         options = self._options
         assert self._queue is not None
-        known = self._queue._storage.replication
+        known = self._queue._storage.replicating.known
         history = {} if known is None else {"history": known.history_id}
         return {
             "queue": self._queue.queue_id, "consumer": options.consumer, "after": after, "n": n, "path": options.path, **history,
@@ -142,21 +142,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the batch number of an offset.
 
         Raises:
-            HandoutGone: the offset belongs to another queue or consumer, or to the original of a copy.
+            RecordedBatchGone: the offset belongs to another queue or consumer, or to the original of a copy.
         """
-        self._handouts()
+        self._holder()
         assert self._queue is not None
         if "queues" in offset:
-            raise HandoutGone("the checkpoint is of several queues", hint=hints.FLEET_CHECKPOINT)
+            raise RecordedBatchGone("the checkpoint is of several queues", hint=hints.FLEET_CHECKPOINT)
         for what, ours in (("queue", self._queue.queue_id), ("consumer", self._options.consumer)):
             if offset.get(what) != ours:
-                raise HandoutGone(
+                raise RecordedBatchGone(
                     f"the checkpoint is of {what} {offset.get(what)!r}, and this is {ours!r}",
                     hint=hints.OWN_CHECKPOINT,
                 )
         if self._is_original(offset):
             # Batches recorded after the copy's last segment are not in it. Their numbers would be reused for other messages.
-            raise HandoutGone(
+            raise RecordedBatchGone(
                 "the checkpoint is of the queue from which this one was restored or promoted", hint=hints.NEW_CHECKPOINT
             )
         return int(offset["n"])
@@ -164,18 +164,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_original(self, offset: Mapping[str, Any]) -> bool:
         """Return whether an offset belongs to the queue from which this one was restored or promoted."""
         assert self._queue is not None
-        known, history = self._queue._storage.replication, offset.get("history")
+        known, history = self._queue._storage.replicating.known, offset.get("history")
         return history != (known and known.history_id) and (history is not None or (known is not None and known.floor_time > 0))
 
     def initialOffset(self) -> dict[str, Any]:
-        acked = self._handouts().acked
+        acked = self._holder().acked
         return self._offset(acked, acked)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._arrived = self._handouts().arrived()
+        self._arrived = self._holder().arrived()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         n = self._number(start)
@@ -184,9 +184,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the queue at {self._options.path} was removed, or replaced by another one, since this query opened it",
                 hint=hints.QUEUE_BACK,
             )
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else RECORDED_BATCH_MESSAGES_MAX
         size = self._options.bytes_max
-        following = self._handouts().take(
+        following = self._holder().take(
             n, messages_max=most, bytes_max=size, arrived=self._arrived, ahead=isinstance(limit, ReadMaxRows)
         )
         return start if following == n else self._offset(n, following)
@@ -217,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = self._number(end)
         if start == end:
             return []
-        held = self._handouts()
+        held = self._holder()
         return [p for n in range(int(end["after"]) + 1, last + 1) for p in self._split(n, held.parts(n))]
 
     def _split(self, n: int, parts: Iterable[Part]) -> Iterator[Blocks]:
@@ -249,7 +249,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._served
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._handouts().ack(self._number(end))
+        self._holder().ack(self._number(end))
 
     def stop(self) -> None:
         held, self._held = self._held, None

@@ -11,15 +11,18 @@ Works with any test runner; the fixtures need pytest. See docs/howto/testing.md.
 """
 
 from .asserts import assert_dead, assert_sent, assert_settled
-from .clock import FakeClock, Idle
+from .clock import FakeClock, Idle, RunningClock
 from .driving import Drained, drain, drain_async, run_until_idle, run_until_idle_async
 from .machine import Machine, awaited, clock_of, open, open_async
+from .sqs import SqsEndpoint, sqs_endpoint
 
 __all__ = [
     "Drained",
     "FakeClock",
     "Idle",
     "Machine",
+    "RunningClock",
+    "SqsEndpoint",
     "assert_dead",
     "assert_sent",
     "assert_settled",
@@ -31,4 +34,5 @@ __all__ = [
     "open_async",
     "run_until_idle",
     "run_until_idle_async",
+    "sqs_endpoint",
 ]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from .._errors import InvalidArgument
-from .._findings import DeadLetter, PeekedMessage
-from .._keys import Key
+from .._values.errors import InvalidArgument
+from .._values.findings import DeadLetter, PeekedMessage
+from .._values.keys import Key
 from ..queue import Queue
 from .machine import plain
 

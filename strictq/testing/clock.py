@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +12,9 @@ from weakref import WeakMethod
 
 import attrs
 
-from .. import _hints as hints
-from .._clock import MICROSECONDS
-from .._errors import InvalidArgument
+from .._platform.clock import MICROSECONDS, SystemClock
+from .._values import hints
+from .._values.errors import InvalidArgument
 
 DAY_SECONDS: Final = 86_400.0
 LOOK_COSTS: Final = MICROSECONDS
@@ -175,3 +176,63 @@ class FakeClock:
 
     def __repr__(self) -> str:
         return f"<FakeClock {self.now:.6f} boot {self._boots}>"
+
+
+class RunningClock(SystemClock):
+    """The machine's clocks, which run on, and which a test moves ahead. For programs that sleep or poll by the machine's time.
+
+    Queues with this clock see `advance(30)` as if 30 s had passed. Any number of queues and threads may share one.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0
+        self._lock = threading.Lock()
+        self._listeners: set[WeakMethod[Callable[[], None]]] = set()
+
+    # ---- called by strictq
+
+    def wall(self) -> int:
+        """Return microseconds since 1970; the wall clock may be wrong."""
+        return super().wall() + self._ahead
+
+    def boot(self) -> int:
+        """Return microseconds since this boot."""
+        return super().boot() + self._ahead
+
+    def listen(self, moved: Callable[[], None]) -> None:
+        """Call `moved`, a bound method, after each move of the clock, while its object exists."""
+        with self._lock:
+            self._listeners = {*(ref for ref in self._listeners if ref() is not None), WeakMethod(moved)}
+
+    def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:  # noqa: ARG002 - waits are those of the machine
+        """Return False: a receive waits by the machine's time."""
+        return False
+
+    # ---- called by tests
+
+    @property
+    def now(self) -> float:
+        """The wall clock, seconds since 1970."""
+        return self.wall() / MICROSECONDS
+
+    def advance(self, seconds: float) -> None:
+        """Advance both clocks.
+
+        Raises:
+            InvalidArgument: seconds is negative or not finite; nothing was changed.
+        """
+        if not 0.0 <= seconds < math.inf:
+            raise InvalidArgument(f"time only moves forward, not by {seconds!r} s")
+        with self._lock:
+            self._ahead += round(seconds * MICROSECONDS)
+            listeners = [ref() for ref in self._listeners]
+        for moved in listeners:
+            if moved is not None:
+                moved()
+
+    def reset(self) -> None:
+        """Go back to the machine's time. Close or delete every queue first: their time does not go back."""
+        self._ahead = 0
+
+    def __repr__(self) -> str:
+        return f"<RunningClock {self._ahead / MICROSECONDS:g} s ahead>"

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
-from .._handlers import is_async, require_ran, require_runs
+from .._values import hints
+from .._values.errors import InvalidArgument
+from .._values.handlers import is_async, require_ran, require_runs
 from ..queue import Queue
 from .clock import DAY_SECONDS, FakeClock
 from .machine import clock_of, plain

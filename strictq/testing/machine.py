@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import _hints as hints
 from .. import opening
-from .._config import QueueConfig
-from .._errors import InvalidArgument
+from .._values import hints
+from .._values.config import QueueConfig
+from .._values.errors import InvalidArgument
 from ..queue import Queue
 from .clock import FakeClock
 

@@ -1,6 +1,6 @@
 """The worker: prepares message n+1 of a key while message n is processed. See docs/explanation/scheduler.md."""
 
-from .._findings import WorkerEvent
+from .._values.findings import WorkerEvent
 from .breaker import Breaker
 from .job import AsyncJob, Defer, Job, Reject, Retry
 from .worker import Worker, WorkerStats

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import cast
 
+from .._values.tenants import TenantRules
 from .breaker import CLOSED, Circuits
 from .estimates import Estimates
 from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
@@ -46,6 +49,10 @@ class BatchBoard(Board):
         self._since: float | None = None
 
     @property
+    def used(self) -> int:
+        return len(self.groups)
+
+    @property
     def buffered(self) -> int:
         return self.jobs - sum(len(group.live) for group in self.groups)
 
@@ -54,12 +61,16 @@ class BatchBoard(Board):
     def plan(self, now: float) -> float | None:
         """Form groups for free handlers. Return the time at which an incomplete batch has waited long enough."""
         self.groups = {group for group in self.groups if group.live or (group.taken and not group.given_up)}
-        if self.resting:
-            return None
-        if self.paused:
+        if self.resting or self.paused:
             self.select()
             return None
-        while len(self.groups) < self.limits.concurrency:
+        with self.share.pool.lock:
+            due = self._form(now)
+            self.share.wants = due is None and bool(self._waiting)
+        return due
+
+    def _form(self, now: float) -> float | None:
+        while self.share.room() > 0:
             jobs = self._first_again() or self._next(self.limits.batch_max)
             if not jobs:
                 self._since = None
@@ -83,9 +94,12 @@ class BatchBoard(Board):
     def _probing(self) -> bool:
         return self.circuits is not None and self.circuits.worker.state != CLOSED
 
+    def take_turns(self, rules: TenantRules) -> None:
+        """Keep the order in which lanes come. Messages of all tenants share a batch."""
+
     def _unstarted(self) -> Iterator[HeldLane]:
         """Yield the waiting lanes in order, and drop the others from the list."""
-        waiting = self._waiting
+        waiting = cast("deque[HeldLane]", self._waiting)
         for _ in range(len(waiting)):
             lane = waiting.popleft()
             if lane.alive and not lane.selected and lane.jobs:
@@ -99,7 +113,7 @@ class BatchBoard(Board):
     def _next(self, most: int) -> list[Job]:
         jobs: list[Job] = []
         for lane in self._unstarted():
-            for job in lane.jobs:
+            for job in islice(lane.jobs, self.limits.batch_per_key or None):
                 if len(jobs) == most:
                     return jobs
                 if job.attempt > 1:
@@ -110,6 +124,7 @@ class BatchBoard(Board):
     def _start(self, jobs: list[Job]) -> None:
         group = JobBatch(jobs)
         self.groups.add(group)
+        self.share.charge(len(jobs))
         last = {job._lane: job for job in jobs}
         for job in jobs:
             job._stage, job._group = STARTING, group
@@ -130,7 +145,7 @@ class BatchBoard(Board):
 
     # ---- the keeper's transactions
 
-    def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
+    def take_work(self, now: float = 0.0) -> tuple[list[tuple[Job, Job | None]], list[Job]]:  # noqa: ARG002
         starting, self.starting = self.starting, []
         return [], [job for job in starting if job._lane.alive]
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from .._errors import InvalidArgument
-from .._log import Log
+from .._platform.log import Log
+from .._values.errors import InvalidArgument
 from .job import BUFFERED
 
 if TYPE_CHECKING:
-    from .._keys import Key
+    from .._values.keys import Key
     from .job import HeldLane, Job
 
 log: Final = Log("strictq.worker")

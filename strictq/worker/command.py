@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, TextIO
 
-from .._keys import Key
+from .._values.keys import Key
 from .job import Defer, Job, Retry
 
 RETRY_CODE: Final = 75
@@ -39,10 +39,9 @@ class CommandFailed(Exception):
 class Command:
     """Run a command for each job and wait for it. Kill it with all its children when the job is cancelled."""
 
-    def __init__(self, arguments: Sequence[str], queue: str, *, defer_seconds: float | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], *, defer_seconds: float | None = None) -> None:
         """Prepare to run `arguments`. `defer_seconds` is the delay for exit code 69; None: it fails like any other code."""
         self._arguments = list(arguments)
-        self._queue = queue
         self._defer_seconds = defer_seconds
 
     def process(self, job: Job) -> None:
@@ -66,14 +65,14 @@ class Command:
             errors = Relay(said, sys.stderr, ERROR_BYTES_MAX)
             body.write(job.body)
             body.seek(0)
-            holder = job._delivery.lease._client.storage.holder
+            holder = job._source.holder
             # A separate session, so that Ctrl-C reaches only the worker, which lets the command finish.
             process = subprocess.Popen(  # noqa: S603 - the user gave the command
                 self._arguments,
                 stdin=body,
                 stdout=stdout,
                 stderr=said,
-                env=environment(job, self._queue, os.environ),
+                env=environment(job, os.environ),
                 start_new_session=True,
                 pass_fds=() if holder is None else holder.descriptors,
             )
@@ -161,12 +160,12 @@ def _print(to: TextIO, data: bytes) -> None:
         rest = rest[os.write(buffer.fileno(), rest) :]
 
 
-def environment(job: Job, queue: str, base: Mapping[str, str]) -> dict[str, str]:
+def environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:
     """Return a command's environment for its message. STRICTQ_KEY is omitted if the key contains a NUL byte."""
     values = {
         **base,
-        "STRICTQ_QUEUE": queue,
-        "STRICTQ_SEQ": str(job.seq),
+        "STRICTQ_QUEUE": job.queue_path,
+        "STRICTQ_SEQ": job.sequence_number or str(job.seq),
         "STRICTQ_ATTEMPT": str(job.attempt),
         "STRICTQ_TOKEN": str(job.token),
     }

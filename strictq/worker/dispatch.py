@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from .._errors import StrictqError
+from .._values.errors import StrictqError
 from .batches import BatchBoard
 from .events import reason_of
 from .forecast import size_of
 from .job import Job, JobBatch
+from .source import AT_ONCE
 from .state import ENDING, State
 
 FAST_SECONDS: Final = 0.001
@@ -24,12 +25,17 @@ class Handover:
         self._state = state
         self._board = state.board
         self._clock = state.clock
+        self.observers = state.observers
+        self._followed = state.source.confirm != AT_ONCE
+        """Whether the source wants to know when handlers begin and return."""
 
     def take_process(self) -> Job | None:
         """Return the next job for a free process handler."""
         board = self._board
         with board.lock:
             job = board.take(self._clock())
+            if self._followed and job is not None:
+                self._state.source.began(job._delivery)
         if job is not None and self._state.loud:
             self._state.tell("processing", job)
         return job
@@ -69,8 +75,7 @@ class Handover:
                 job._since = seconds
                 if error is not None:
                     job._failure = error
-                if state.queue.config.history != "off":
-                    job._delivery._took = (None, seconds, job._said)
+                job._note_end(seconds)
             group.jobs, group.taken = known, False
             if known:
                 board.finished.append(group)
@@ -108,6 +113,8 @@ class Handover:
             state.end(error)
         now = self._clock()
         seconds = now - job._since
+        if self._followed:
+            state.source.returned(job._delivery)
         if state.observers.durations:
             state.took("process", job, seconds)
         with board.lock:
@@ -117,8 +124,8 @@ class Handover:
             else:
                 known = True
                 job._since = seconds
-                if state.client.storage.config.history != "off":
-                    job._delivery._took = (job._prepared_in, seconds, job._said)
+                if state.source.keeps_ends:
+                    job._note_end(seconds)
                 if error is not None:
                     board.failed.append((job, error))
                     state.failed(job, now, error)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from .._config import QueueConfig
-from .._durations import Model
+from .._values.config import QueueConfig
+from .._values.durations import Model
 from .margin import Margin
 
 

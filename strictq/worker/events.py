@@ -7,10 +7,10 @@ import time
 import traceback
 from typing import Final
 
-from .. import _validate as validate
-from .._findings import WorkerEvent
-from .._log import Log
-from .._types import Event
+from .._client import validate
+from .._platform.log import Log
+from .._values.findings import WorkerEvent
+from .._values.types import Event
 from ..delivery import describe, traceback_of
 from .job import Reject, Retry
 
@@ -21,12 +21,13 @@ GIVEN_UP: Final = ("poison", "rejected")
 """Kinds that are logged as errors, because the message is not retried."""
 LINE: Final = "%s key=%r seq=%d token=%d %s%s"
 FIELDS: Final = ("key", "seq", "token", "attempt", "max_attempts", "seconds", "wait_seconds")
-BREAKER: Final = ("breaker_opened", "breaker_closed")
+OF_RUN: Final = ("breaker_opened", "breaker_closed", "worker_source_failed", "worker_source_works")
+"""Kinds that concern no single message."""
 
 
 def log_event(event: WorkerEvent) -> None:
     """Log an event: poison and rejected messages as errors, other problems as warnings, the rest for debugging."""
-    if event.kind in BREAKER:
+    if event.kind in OF_RUN:
         log.warning("%s: %s", event.kind.replace("_", " "), event.detail)
         return
     level = logging.ERROR if event.kind in GIVEN_UP else logging.WARNING if event.kind in PROBLEMS else logging.DEBUG

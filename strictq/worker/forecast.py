@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import accumulate, islice
+from operator import itemgetter
 from typing import Final
 
 from .estimates import Estimates
@@ -28,36 +29,37 @@ class Forecast:
         self._preparing = preparing
 
     def candidates(
-        self, selected: Iterable[HeldLane], waiting: Iterable[HeldLane], now: float
-    ) -> tuple[list[Job], list[tuple[float, int, Job]]]:
-        """Return the jobs whose prepare is overdue, and the other ones with the times at which theirs is due.
+        self, selected: Iterable[HeldLane], waiting: Iterable[HeldLane], now: float, confirming: Collection[HeldLane] = ()
+    ) -> list[tuple[float, int, Job]]:
+        """Return the jobs to prepare, each with the time at which that is due and its depth, by due time.
 
         Args:
             waiting: lanes without a slot, in the order in which they will get one.
+            confirming: lanes without a slot that may go on at any time. They delay no other lane.
         """
-        urgent: list[Job] = []
         later: list[tuple[float, int, Job]] = []
         ends: list[float] = []
         for lane in selected:
             head = lane.jobs[0]
-            if head._stage >= STARTING:
+            prepare, process = head._seconds or self._estimate(head)
+            at = now
+            if head._stage < STARTING:
+                at = self._prepared_at(head, prepare, now) + (process or 0.0)
+            elif process is not None:
                 begun = head._since if head._stage in (RUNNING, SETTLING) else now
-                seconds = self._process_seconds(head)
-                at = now if seconds is None else max(now, begun + seconds)
-                first = 1
-            else:
-                if head._stage == BUFFERED:
-                    urgent.append(head)
-                at, first = self._prepared_at(head, now) + (self._process_seconds(head) or 0.0), 1
-            ends.append(self._consider(islice(lane.jobs, first, first + DEPTH_MAX), at, now, later))
+                at = max(now, begun + process)
+            ends.append(self._consider(islice(lane.jobs, 1, 1 + DEPTH_MAX), at, now, later))
+        for lane in confirming:
+            self._consider(islice(lane.jobs, DEPTH_MAX), now, now, later)
         ends += [now] * (self._limits.concurrency - len(ends))
         heapq.heapify(ends)
         for lane in islice(waiting, self._limits.prepared_max + self._limits.concurrency):
-            if lane.alive and not lane.selected and lane.jobs and ends:
+            if lane.alive and not lane.selected and not lane.passed and lane.jobs and ends and lane not in confirming:
                 ahead: list[tuple[float, int, Job]] = []
                 heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, ahead))
                 later += _in_order(ahead)
-        return urgent, later
+        later.sort(key=itemgetter(0, 1))
+        return later
 
     def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
         """Add the jobs of a lane that are processed one after another from `at` on.
@@ -66,26 +68,30 @@ class Forecast:
         """
         margin = self._estimates.margin.seconds
         for depth, job in enumerate(jobs):
-            at = max(at, self._prepared_at(job, now))
+            prepare, process = job._seconds or self._estimate(job)
             if job._stage == BUFFERED:
-                seconds = self._prepare_seconds(job)
+                at = max(at, now + (prepare or 0.0))
                 # Without estimates, order by depth: the next message of every lane before the second one of any.
-                later.append((0.0 if seconds is None else at - seconds - margin, depth, job))
-            at += self._process_seconds(job) or 0.0
+                later.append((0.0 if prepare is None else at - prepare - margin, depth, job))
+            elif job._stage == PREPARING:
+                at = max(at, self._prepared_at(job, prepare, now))
+            at += process or 0.0
         return at
 
-    def _prepared_at(self, job: Job, now: float) -> float:
+    def _prepared_at(self, job: Job, prepare: float | None, now: float) -> float:
         """Return the earliest time at which its prepare can be done."""
         if job._stage > PREPARING:
             return now
         begun = job._since if job in self._preparing else now
-        return max(now, begun + (self._prepare_seconds(job) or 0.0))
+        return max(now, begun + (prepare or 0.0))
 
-    def _process_seconds(self, job: Job) -> float | None:
-        return self._estimates.of_process(job._delivery._sent_seconds[1], size_of(job))
-
-    def _prepare_seconds(self, job: Job) -> float | None:
-        return self._estimates.of_prepare(job._delivery._sent_seconds[0], size_of(job))
+    def _estimate(self, job: Job) -> tuple[float | None, float | None]:
+        """Return the estimated seconds of its prepare and process. Known ones are kept, because a job waits only briefly."""
+        size, (prepare, process) = size_of(job), job._delivery._sent_seconds
+        found = self._estimates.of_prepare(prepare, size), self._estimates.of_process(process, size)
+        if None not in found:
+            job._seconds = found
+        return found
 
 
 def _in_order(ahead: list[tuple[float, int, Job]]) -> list[tuple[float, int, Job]]:
@@ -94,7 +100,7 @@ def _in_order(ahead: list[tuple[float, int, Job]]) -> list[tuple[float, int, Job
     The first message of a lane without a slot is not urgent. If slow prepares of later messages could begin before it, they
     could occupy all places, and no message that could run would ever be prepared.
     """
-    dues = list(accumulate((due for due, _, _ in reversed(ahead)), min))
+    dues = list(accumulate([due for due, _, _ in reversed(ahead)], min))
     return [(due, depth, job) for due, (_, depth, job) in zip(reversed(dues), ahead, strict=True)]
 
 

@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._client import Client
-from .._effects import Effects, Recording, inherited
-from .._errors import ForwardPending, InvalidArgument, LeaseLost, Picklable
-from .._types import UNSET
+from .._client import validate
+from .._client.client import Client
+from .._client.effects import Effects, Recording, inherited
+from .._values import hints
+from .._values.errors import ForwardPending, InvalidArgument, LeaseLost, Picklable
+from .._values.types import UNSET
 from ..delivery import Delivery, Lease, MessageView
 from ..transaction import Transaction, transaction_of
 
 if TYPE_CHECKING:
-    from .._findings import AttemptError
+    from .._store.api import ProcessHold
+    from .._values.config import QueueConfig
+    from .._values.findings import AttemptError
 
 T = TypeVar("T")
 
 # The stages of a job, in order.
 BUFFERED, PREPARING, PREPARED, STARTING, READY, RUNNING, SETTLING, OVER = range(8)
 STATES: Final = ("buffered", "preparing", "prepared", "starting", "ready", "running", "settling", "over")
+
+
+EFFECTS: Final = "effects"
+"""The capability of a source to commit a job's sends, key state and SQL with its ack."""
+NO_EFFECTS: Final = "is not available on a queue behind an endpoint, which cannot commit it together with the ack"
+
+
+class JobSource(Protocol):
+    """What a job needs of the source that its message came from. See source.Source."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def capabilities(self) -> frozenset[str]: ...
+    @property
+    def config(self) -> QueueConfig: ...
+    @property
+    def holder(self) -> ProcessHold | None: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    def wall(self) -> float:
+        """Return seconds since 1970."""
+        ...
 
 
 class Retry(Picklable, Exception):
@@ -118,12 +145,12 @@ class Job(Recording, MessageView):
 
     Attributes:
         prepared: the result of prepare; None without one.
-        deadline: `time.monotonic()` at which the handler is abandoned; None: never.
     """
 
     __slots__ = (
-        "_cancelled", "_due", "_effects", "_error", "_failure", "_group", "_lane", "_margin", "_permit", "_prepared_in", "_since",
-        "_size", "_stage", "_tx", "_weight", "deadline", "prepared",
+        "_cancelled", "_due", "_effects", "_ends_at", "_error", "_failure", "_group", "_lane", "_margin", "_permit", "_place",
+        "_prepared_in",
+        "_progress", "_seconds", "_since", "_size", "_stage", "_tx", "_weight", "prepared",
     )  # fmt: skip
 
     def __init__(self, delivery: Delivery, lane: HeldLane) -> None:
@@ -138,14 +165,19 @@ class Job(Recording, MessageView):
         self._group: JobBatch | None = None
         self._tx: Transaction | None = None
         self._size: float | None = None
+        self._seconds: tuple[float | None, float | None] | None = None
         self._permit = 0
+        self._place: str | None = None
+        """The type whose `max_running` it counts towards."""
         self._weight = 0
         self._due = 0.0
         self._margin = 0.0
         self._since = 0.0
         self._prepared_in: float | None = None
+        self._progress: tuple[float, str, float] | None = None
         self.prepared: Any = None
-        self.deadline: float | None = None
+        self._ends_at: float | None = None
+        """The worker's `clock()` at which the handler is abandoned."""
 
     def fail(self, error: Exception | str) -> None:
         """Report that only this message of a batch failed. For `process_batch`; other handlers raise an exception.
@@ -164,6 +196,13 @@ class Job(Recording, MessageView):
         self._failure = FailedInBatch(error) if isinstance(error, str) else error
 
     @property
+    def deadline(self) -> float | None:
+        """The time of `time.monotonic()` at which the handler is abandoned; None: never."""
+        if self._ends_at is None:
+            return None
+        return time.monotonic() + self._ends_at - self._source.clock()  # that of an endpoint also counts suspended time
+
+    @property
     def cancelled(self) -> bool:
         """Whether the job no longer counts: its lease is lost, it timed out, or the worker stopped waiting for it."""
         return self._cancelled
@@ -173,6 +212,8 @@ class Job(Recording, MessageView):
     def _effects_for(self, verb: str) -> Effects:
         if self._cancelled:
             raise LeaseLost(self.key, self.seq, self.token, "this job was cancelled")
+        if EFFECTS not in self._source.capabilities:
+            raise InvalidArgument(f"job.{verb} {NO_EFFECTS}", hint=hints.EFFECTS_ARE_LOCAL)
         if self._stage != RUNNING:
             raise InvalidArgument(f"{verb} is only allowed in process: prepare runs ahead and must have no side effects")
         return self._recorded
@@ -184,7 +225,7 @@ class Job(Recording, MessageView):
     @property
     def _recorded(self) -> Effects:
         if self._effects is None:
-            self._effects = Effects(self._client.sending)
+            self._effects = Effects(self._client.sending if EFFECTS in self._source.capabilities else None)
         return self._effects
 
     @property
@@ -192,10 +233,14 @@ class Job(Recording, MessageView):
         return self._delivery.lease._client
 
     @property
+    def _source(self) -> JobSource:
+        assert self._lane.source is not None
+        return self._lane.source
+
+    @property
     def queue_path(self) -> str:
-        """The path of the message's queue, or ":memory:"."""
-        directory = self._client.storage.directory
-        return ":memory:" if directory is None else str(directory)
+        """The path of the message's queue, or ":memory:", or the URL of a queue behind an endpoint."""
+        return self._source.path
 
     @property
     def key_state(self) -> bytes | None:
@@ -203,6 +248,8 @@ class Job(Recording, MessageView):
 
         In a batch, a value set for an earlier message of the key is returned, too.
         """
+        if EFFECTS not in self._source.capabilities:
+            raise InvalidArgument(f"job.key_state {NO_EFFECTS}", hint=hints.EFFECTS_ARE_LOCAL)
         state = UNSET if self._effects is None else self._effects.key_state
         if state is not UNSET:
             return state
@@ -237,6 +284,33 @@ class Job(Recording, MessageView):
             self._tx = transaction_of(self._client, [self._delivery], effects=effects).__enter__()
         return self._tx.run(work)
 
+    # ---- of a queue behind an endpoint
+
+    @property
+    def sequence_number(self) -> str | None:
+        """The number that the endpoint gave the message: 20 digits that ascend within a group. None on other queues."""
+        return getattr(self._delivery, "sequence_number", None)
+
+    @property
+    def message_id(self) -> str | None:
+        """The id that the endpoint gave the message; None on a local queue."""
+        return getattr(self._delivery, "message_id", None)
+
+    @property
+    def attributes(self) -> Mapping[str, Any] | None:
+        """The message as the endpoint returned it; None on a local queue."""
+        return getattr(self._delivery, "attributes", None)
+
+    @property
+    def source(self) -> str | None:
+        """The id of the local queue that `strictq forward` took the message from; None: it was not forwarded."""
+        return getattr(self._delivery, "source", None)
+
+    @property
+    def source_seq(self) -> int | None:
+        """Its seq in that queue. Drop duplicates by it: it ascends per source and key."""
+        return getattr(self._delivery, "source_seq", None)
+
     @property
     def errors(self) -> tuple[AttemptError, ...]:
         """The errors of its last five failed attempts, oldest first, read now. An expired lease is one of them."""
@@ -247,10 +321,36 @@ class Job(Recording, MessageView):
         """The error of the newest failed attempt, read now; None: none failed."""
         return self._delivery.last_error
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the handler is, for `q.status` and `strictq status` in any process.
+
+        The worker publishes the newest report of each handler, four times a second at most, without writing to the queue. It is
+        gone when the attempt ends, or the worker's process.
+
+        Args:
+            fraction: the part that is done, 0.0 to 1.0.
+            text: what the handler works on, at most 140 characters.
+        Raises:
+            InvalidArgument: fraction is not a number from 0 to 1, or text is too long; the previous report stays.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"", key="k")
+            >>> def handler(job):
+            ...     for page in range(10):
+            ...         job.progress(page / 10, f"page {page + 1} of 10")
+            >>> strictq.Worker(q, handler).run(drain=True)
+        """
+        self._progress = (*validate.progress(fraction, text), self._source.wall())
+
     def output(self, text: str) -> None:
         """Record output of the handler.
 
-        It is stored with the message if it fails, and with its record if the queue keeps history.
+        If the message fails, it is stored with it. If it is acked, it is kept for `q.output` for the queue's output_seconds, in
+        the transaction of the ack, and stored with its record if the queue keeps history.
+
+        Raises:
+            InvalidArgument: the value is not a str; nothing was recorded.
         """
         self._recorded.say(text)
 
@@ -259,6 +359,19 @@ class Job(Recording, MessageView):
     @property
     def _said(self) -> str | None:
         return None if self._effects is None else self._effects.said
+
+    def _note_end(self, seconds: float) -> None:
+        """Record what the ack stores of its handler: how long it took, and its output."""
+        config = self._source.config
+        if config.keeps_ends:
+            output = validate.text("output", self._said, config.max_body_bytes)
+            self._delivery._took = (self._prepared_in, seconds, output)
+
+    @property
+    def _leaves_output(self) -> bool:
+        """Whether its ack stores output."""
+        took = getattr(self._delivery, "_took", None)
+        return took is not None and took[2] is not None
 
     @property
     def _has_effects(self) -> bool:
@@ -301,18 +414,28 @@ class AsyncJob(Job):
 class HeldLane:
     """A lease and its unfinished jobs."""
 
-    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "propagate", "selected", "until")
+    __slots__ = (
+        "alive", "free_at", "grown", "jobs", "lease", "length", "passed", "propagate", "selected", "source", "unconfirmed",
+        "until",
+    )  # fmt: skip
 
-    def __init__(self, lease: Lease, until: float, length: float, propagate: Sequence[str] = ()) -> None:
+    def __init__(
+        self, lease: Lease, until: float, length: float, propagate: Sequence[str] = (), source: JobSource | None = None
+    ) -> None:
         self.lease = lease
         self.propagate = propagate
+        self.source = source
         self.jobs: deque[Job] = deque()
         self.until = until
         self.length = length
         self.alive = True
         self.selected = False
+        self.passed = 0
+        """Number of its messages when it was passed over, because its head's type was at its limit; 0: it was not."""
         self.free_at = 0.0
         self.grown: Any = None
+        self.unconfirmed = 0
+        """Number of its acks that were handed over to the source and are not confirmed yet."""
 
 
 @attrs.define(eq=False)

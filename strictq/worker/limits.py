@@ -10,7 +10,11 @@ import attrs
 
 @attrs.frozen
 class Limits:
-    """The limits of the scheduler. See Worker. `batch_max` is 0 for handlers of single messages."""
+    """The limits of the scheduler. See Worker. `batch_max` is 0 for handlers of single messages; `batch_per_key`: no limit.
+
+    Attributes:
+        prepares_more: lanes that wait for the confirmation of an ack may have prepared results beyond `prepared_max`.
+    """
 
     concurrency: int = 8
     prepares: bool = False
@@ -20,4 +24,6 @@ class Limits:
     process_timeout: float | Callable[[Any], float | None] | None = None
     prepare_timeout: float | None = None
     batch_max: int = 0
+    batch_per_key: int = 0
     batch_wait: float = 0.0
+    prepares_more: bool = False

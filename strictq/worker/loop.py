@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from .. import _hints as hints
-from .._errors import QueueClosed, StrictqError
 from .._store.api import POLL_SECONDS
+from .._values import hints
+from .._values.errors import QueueClosed, StrictqError
 from .events import log
-from .load import LoadReport
+from .load import LoadReport, ProgressReport
 from .outage import Outage
 from .prefetch import Buffer, Refill
 from .renewal import Leases
 from .settling import NOTE_SECONDS, Outcomes
+from .source import JOINED_RECEIVE, STORED_ESTIMATES
+from .spans import SpanReport
 from .state import State
 from .turns import PROCESS
 
 GATHER_SECONDS: Final = 0.005
 """Longest time that a group of acks waits, in case one of its neighbours takes long after all."""
 SAVE_SECONDS: Final = 60.0
+FLUSH_SECONDS: Final = 10.0
+"""Longest time that the end of a run waits for the outcomes of acks that were handed over."""
 
 
 class Keeper:
@@ -37,14 +41,15 @@ class Keeper:
         self.state = state
         self.crash: BaseException | None = None
         self._board = state.board
-        self._queue = state.queue
-        self._storage = state.client.storage
+        self._source = state.source
         self._clock = state.clock
         self._leases = Leases(state)
         self._buffer = Buffer(state, self._leases, refill)
         self._settling = Outcomes(state)
-        self.outage = Outage(state, self._buffer, self._settling, refill.consumer)
-        self._load = LoadReport(state, refill.consumer)
+        self.outage = Outage(state, self._buffer, self._settling)
+        self._load = LoadReport(state)
+        self._progress = ProgressReport(state)
+        self._spans = SpanReport(state)
         self._drain = drain
         self._grace = grace_seconds
         self._stop_at: float | None = None
@@ -52,6 +57,7 @@ class Keeper:
         self._deadline_over = False
         self._save_at = state.clock() + SAVE_SECONDS
         self._note_at = state.clock() + NOTE_SECONDS
+        self._joins = JOINED_RECEIVE in state.source.capabilities
         self._stored = state.estimates.process.samples + state.estimates.prepare.samples > 0
 
     def stop(self, deadline: float | None) -> None:
@@ -68,21 +74,22 @@ class Keeper:
 
     def run(self) -> None:
         """Run rounds until stopped and done. Release all leases in any case."""
-        storage = self._storage
-        storage.listen(self.state.wake)
-        self.state.holder = holder = storage.hold_with_process()
+        source, slots = self._source, self._board.limits.concurrency
+        source.open(self.state.wake, self.state.crash, self.state.tell_of_source, slots=slots, drain=self._drain)
+        holder = source.holder
         PROCESS.join(self._board, self.state.wake, holder)
-        self.state.tell_of_run("worker_started", f"{self._queue.path}, {self._board.limits.concurrency:,} messages at once")
+        self._board.share.wake = self.state.wake
+        self.state.tell_of_run("worker_started", f"{source.path}, {slots:,} messages at once")
         try:
             try:
                 while (seconds := self._round()) is not None:
                     self._sleep(seconds)
             finally:
-                storage.unlisten(self.state.wake)
                 PROCESS.leave(self._board)
+                self._board.share.leave()
                 self._end()
                 self.state.ended = self._clock()
-                self.state.tell_of_run("worker_stopped", f"{self._queue.path}, {self._did()}")
+                self.state.tell_of_run("worker_stopped", f"{source.path}, {self._did()}")
             if holder is not None:
                 holder.end()
             if self.state.ending is not None:
@@ -108,11 +115,13 @@ class Keeper:
             self.stop(None if self._grace is None else now + self._grace)
         if self._stopping:
             self._give_back()
-            if board.idle or self._deadline_over:
-                return None
+            if board.idle or (board.unconfirmed and board.at_rest) or self._deadline_over:
+                return None  # the source waits for the outcomes that are still missing
             if self._stop_at is not None and now >= self._stop_at:
                 self._abandon()
         worked = now >= state.not_before and self._work(now)
+        if now < state.not_before:
+            board.share.wants = False  # nothing begins until the store is called again
         self._leases.drop_expired()
         self._leases.keep(now)
         self._leases.give_up_late(now)
@@ -120,6 +129,7 @@ class Keeper:
         for executor in state.executors:
             executor.wake()
         PROCESS.nudge(self._board)
+        board.share.offer()
         if state.learned and now >= self._save_at:
             self._save()
         if self._drain and not worked and not self._stopping and self.outage.skip(now):
@@ -132,7 +142,10 @@ class Keeper:
         return self._patience(due)
 
     def _is_drained(self) -> bool:
-        return self._buffer.found_nothing is not None and not self.outage.waits
+        buffer = self._buffer
+        if buffer.found_nothing is None or self.outage.waits or not self._source.drained:
+            return False
+        return buffer.has_looked_since(self._settling.postponed_to)
 
     def _work(self, now: float) -> bool:
         """Do the work that needs transactions. Return whether there was any."""
@@ -141,12 +154,17 @@ class Keeper:
         self._note(now)
         if not self._stopping:
             worked |= self.outage.attend(now)
+        if self._source.config.paused and not self._stopping:
+            with self._board.lock:
+                back = self._board.give_back()
+            self.state.release(back)
         flowing = not self._stopping and self.outage.over
         if flowing:
+            worked |= buffer.leave_shards()
             buffer.share(now)
-            if self._board.done and buffer.is_low():
+            if self._joins and self._board.done and buffer.is_low():
                 # One transaction for the acks, the starts of the next messages, and the refill.
-                worked |= settling.go_on(lambda joined: buffer.refill(now, joined))
+                worked |= settling.go_on(lambda: buffer.refill(now, joined=True))
                 worked |= buffer.take_in_joined(now)
             else:
                 worked |= buffer.refill(now)
@@ -154,10 +172,14 @@ class Keeper:
         worked |= settling.finish()
         if flowing:
             worked |= buffer.grow()
+            worked |= settling.postpone_limited(now)
         return worked
 
     def _note(self, now: float) -> None:
         self._load.tell(now)
+        self._progress.tell(now)
+        self._spans.tell(now)
+        self._source.turn(behind=len(self._board.lanes) > self._board.slots)
         if now >= self._note_at:
             self._note_at = now + NOTE_SECONDS
             self._settling.note(now)
@@ -205,7 +227,7 @@ class Keeper:
                 buffer.show_idle()
             if awake.acquire(timeout=min(left, POLL_SECONDS)):
                 return
-            if buffer.found_nothing is not None and self._storage.seen() != buffer.found_nothing:
+            if buffer.found_nothing is not None and self._source.changed() != buffer.found_nothing:
                 return
             now = self._clock()
             self._note(now)
@@ -222,6 +244,7 @@ class Keeper:
         return ", ".join(f"{n:,} {name}" for name, n in did if n or name == "acked")
 
     def _give_back(self) -> None:
+        self._source.stop_receiving()
         with self._board.lock:
             back = self._board.stop()
         self.state.release(back)
@@ -240,8 +263,9 @@ class Keeper:
     def _end(self) -> None:
         """Release everything and store the estimates, whatever ended the run."""
         self.outage.end()
-        self._load.end()
-        if not self._storage.closed:
+        self._progress.end()
+        self._spans.end()
+        if not self._source.closed:
             self._buffer.end()
             self._give_back()
             self._settling.finish()
@@ -249,6 +273,8 @@ class Keeper:
             self._settling.go_on()
             self._give_back()
             self._save()
+        self._source.close(self._clock() + min(self._source.config.lease_seconds, FLUSH_SECONDS))
+        self._settling.end()
         for lane in list(self._board.lanes.values()):
             self.state.drop(lane)
         with self._board.lock:
@@ -261,17 +287,17 @@ class Keeper:
     def _save(self) -> None:
         """Store the estimates. A failure only means that they must be learned again."""
         self._save_at = self._clock() + SAVE_SECONDS
-        if not self.state.learned:
+        if not self.state.learned or STORED_ESTIMATES not in self._source.capabilities:
             return
         estimates = self.state.estimates
         try:
             # another process reset the estimates, so reset these, too
-            if self._stored and not self._queue._operations.estimates():
+            if self._stored and not self._source.estimates():
                 with self._board.lock:
                     estimates.reset()
                 self._stored = False
             else:
-                self._queue._operations.set_estimates(estimates.to_rows())
+                self._source.keep_estimates(estimates.to_rows())
                 self._stored = True
             self.state.learned = False
         except StrictqError as e:

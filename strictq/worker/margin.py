@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from .._durations import OUTLIER
+from .._values.durations import OUTLIER
 
 JITTER_SECONDS: Final = 0.005
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from .._errors import StoreError
-from .._receiving import default_consumer
-from .._stats import OpenBreaker
+from .._values.errors import StoreError
+from .._values.stats import OpenBreaker
 from .breaker import CLOSED, OPEN, PROBING
 from .events import log
+from .source import HOLDING
 from .state import State
 
 if TYPE_CHECKING:
-    from .._keys import Key
+    from .._values.keys import Key
     from ..delivery import Delivery
     from .breaker import Circuit, Circuits, Opened
-    from .job import HeldLane
+    from .job import HeldLane, Job
     from .prefetch import Buffer
     from .settling import Outcomes
 
@@ -33,15 +33,16 @@ END_TOGETHER: Final = 100
 class Outage:
     """Handle open breakers. Part of the keeper. Does nothing without breakers, or while all are closed."""
 
-    def __init__(self, state: State, buffer: Buffer, settling: Outcomes, consumer: str | None) -> None:
+    def __init__(self, state: State, buffer: Buffer, settling: Outcomes) -> None:
         self._state = state
+        self._source = state.source
         self._board = state.board
         self._buffer = buffer
         self._settling = settling
-        self._consumer = consumer
         self._circuits: Circuits | None = state.board.circuits
         self._reported: dict[Circuit, Opened] = {}
-        self._notices: dict[Circuit, Any] = {}
+        self._shown: set[Circuit] = set()
+        """The circuits that are reported to other processes."""
         self._version = 0
         self._delays_to_end = False
         self._keys_to_end: deque[Key] = deque()
@@ -127,12 +128,12 @@ class Outage:
         with self._board.lock:
             circuits = [self._circuits.worker, *self._circuits.open.values()]
             found = next(((c, c.opened) for c in circuits if c.opened is not None), None)
-        return None if found is None else self._shown(*found, self._state.outage_now(self._state.clock()))
+        return None if found is None else self._as_report(*found, self._state.outage_now(self._state.clock()))
 
     def end(self) -> None:
         """Remove the reports when the worker ends."""
-        for notice in self._notices.values():
-            notice.remove()
+        for circuit in self._shown:
+            self._source.report(OpenBreaker, None, circuit)
 
     # ---- the worker's breaker
 
@@ -142,30 +143,40 @@ class Outage:
             # Release the messages leased ahead, so that other consumers can have them. No attempt is charged.
             with self._board.lock:
                 back = self._board.give_back()
+            if HOLDING in self._source.capabilities:
+                back = self._keep(back)
             self._state.release(back)
             if at >= self._circuits.worker.probe_at:
                 return self._start_probe(now)
         return False
 
+    def _keep(self, back: list[Job]) -> list[Job]:
+        """Let the source keep one lane for each slot, from which probes come. Return the rest."""
+        slots = self._board.limits.concurrency
+        self._defer([job._delivery for job in back[:slots]])
+        return back[slots:]
+
     def _start_probe(self, now: float) -> bool:
         """Lease a message of a key that has not failed, or else of any, and let it run."""
         assert self._circuits is not None
         worker = self._circuits.worker
+        choice = 1 if HOLDING in self._source.capabilities else CHOICE
         for left in reversed(range(TRIES)):
-            deliveries = list(self._buffer.lease_heads(now, CHOICE))
+            deliveries = self._buffer.lease_heads(now, choice)
             if not deliveries:
                 return False
-            failed = [d for d in deliveries if d.lease._held.key in self._circuits.failed]
-            others = [d for d in deliveries if d not in failed]
+            heads = list({d.lease: d for d in reversed(deliveries)}.values())[::-1]
+            failed = [d for d in heads if d.lease._held.key in self._circuits.failed]
+            others = [d for d in heads if d not in failed]
             chosen = next(iter(others), failed[0] if failed and not left else None)
-            self._state.client.settling.release_rest([d for d in others if d is not chosen])
+            self._source.release([d for d in others if d is not chosen])
             self._defer([d for d in failed if d is not chosen])
             if chosen is None:
                 continue
             with self._board.lock:
                 if probes := worker.state == OPEN:  # unless a handler that ran before has succeeded meanwhile
                     worker.start_probe()
-            self._buffer.take_in([chosen], now)
+            self._buffer.take_in([d for d in deliveries if d.lease is chosen.lease], now)
             if probes:
                 worker.probe = self._board.lanes.get(chosen.lease)
             return True
@@ -177,12 +188,12 @@ class Outage:
         if failed:
             said = [self._settling.waiting(self._circuits.worker)] * len(failed)
             seconds = self._circuits.rules.probe_seconds_max
-            self._state.client.settling.defer_failed(failed, seconds, said, began=False)
+            self._source.hold(failed, seconds, said, began=False)
 
     def _end_delays(self) -> bool:
         """Make messages that wait because of their failures due now, because the breaker closed."""
         try:
-            self._state.queue._operations.end_failure_delays(self._buffer.keys)
+            self._source.end_delays()
         except StoreError as e:
             self._state.complain(e)
             return False
@@ -242,7 +253,7 @@ class Outage:
         if not some:
             return False
         try:
-            self._state.queue._operations.end_failure_delays(some)
+            self._source.end_delays(some)
         except StoreError as e:
             self._keys_to_end.extend(some)
             self._state.complain(e)
@@ -252,10 +263,9 @@ class Outage:
 
     # ---- reports
 
-    def _shown(self, circuit: Circuit, opened: Opened, at: float) -> OpenBreaker:
-        since = self._state.client.storage.clock.wall() / 1e6 - (at - opened.at)
-        consumer = self._consumer or default_consumer()
-        return OpenBreaker(consumer, since, opened.failures, opened.ends, opened.error, opened.probes, circuit.group)
+    def _as_report(self, circuit: Circuit, opened: Opened, at: float) -> OpenBreaker:
+        since = self._source.wall() - (at - opened.at)
+        return OpenBreaker(self._source.consumer, since, opened.failures, opened.ends, opened.error, opened.probes, circuit.group)
 
     def _report(self, opened: dict[Circuit, Opened], at: float) -> None:
         before, self._reported = self._reported, opened
@@ -271,6 +281,7 @@ class Outage:
     def _report_opened(self, circuit: Circuit, why: Opened) -> None:
         assert self._circuits is not None
         if circuit.group is None:
+            self._source.take(0, 1)  # nothing more is wanted
             self._buffer.look_again()
         whose = "" if circuit.group is None else f"group {circuit.group!r}: "
         seconds = self._circuits.rules.window_seconds
@@ -279,8 +290,9 @@ class Outage:
 
     def _report_closed(self, circuit: Circuit, was: Opened, at: float) -> None:
         assert self._circuits is not None
-        if (notice := self._notices.pop(circuit, None)) is not None:
-            notice.remove()
+        if circuit in self._shown:
+            self._shown.discard(circuit)
+            self._source.report(OpenBreaker, None, circuit)
         if circuit.group is None:
             self._delays_to_end = True
         with self._board.lock:
@@ -292,12 +304,11 @@ class Outage:
         self._state.tell_of_breaker("breaker_closed", text)
 
     def _put(self, circuit: Circuit, why: Opened, at: float) -> None:
-        notice = self._notices.get(circuit)
-        if notice is None:
-            if len(self._notices) >= NOTICES_MAX and circuit.group is not None:
+        if circuit not in self._shown:
+            if len(self._shown) >= NOTICES_MAX and circuit.group is not None:
                 return
-            notice = self._notices[circuit] = self._state.client.storage.notice(OpenBreaker)
+            self._shown.add(circuit)
         try:
-            notice.put(self._shown(circuit, why, at))
+            self._source.report(OpenBreaker, self._as_report(circuit, why, at), circuit)
         except (OSError, StoreError) as e:  # the report is for operators; the work does not depend on it
             log.warning("the open breaker could not be reported to other processes: %s", e)

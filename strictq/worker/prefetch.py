@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from secrets import randbits
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from .. import _validate as validate
-from .._errors import LeaseLost, PartialFailure, StoreError
-from .._keys import Key
-from .._store.api import NAME_BITS, Joined
+from .._values.errors import LeaseLost, PartialFailure, StoreError
+from .._values.keys import Key
 from ..delivery import Delivery
+from .job import HeldLane, Job
 from .renewal import Leases
-from .state import HOPELESS, State
+from .source import HOPELESS
+from .state import State
 
 REFILL_SECONDS: Final = 0.5
 """The buffer holds about this much work. More would be withheld from other consumers."""
@@ -31,17 +30,14 @@ class Refill:
     """The options of the buffer's receives. See Worker."""
 
     batch: int
-    low_water: int | None
-    lease_seconds: float | None
-    keys: Any
-    consumer: str | None
+    low_water: int | None = None
 
 
 class Buffer:
     """Leases messages ahead, grows the leases of running lanes, and releases lanes to idle consumers.
 
     Attributes:
-        found_nothing: the waker's state when the queue had nothing ready; None: it had messages, or was not asked yet.
+        found_nothing: `changed` of the source when it had nothing ready; None: it had messages, or was not asked yet.
         look_at: `clock()` at which to look again even without a send, because a delay or a lease may end.
     """
 
@@ -50,15 +46,13 @@ class Buffer:
         self._board = state.board
         self._leases = leases
         self._refill = refill
-        self._storage = state.client.storage
-        self._request = state.queue._receiving.request(
-            1, None, refill.lease_seconds, refill.keys, refill.consumer, charge=False, starts=True
-        )
-        self._per_key = max(PER_KEY_MIN, self._board.limits.batch_max)
-        self._name = randbits(NAME_BITS)
+        self._source = state.source
+        limits = self._board.limits
+        self._per_key = max(PER_KEY_MIN, limits.batch_per_key or limits.batch_max)
         self._shared_until = 0.0
-        self.found_nothing: tuple[int, int] | None = None
+        self.found_nothing: object = None
         self.look_at = 0.0
+        self._own = self._source.own
         self._joined: Sequence[Delivery] = ()
         """Deliveries leased together with acks, and not on the board yet."""
         self._asked_at = 0.0
@@ -72,10 +66,18 @@ class Buffer:
             return estimates.given_process
         return estimates.process.predict(estimates.process.mean_size)
 
+    def _lanes(self) -> int:
+        """Return the number of lanes to hold. Those that wait for the confirmation of an ack leave their slots to others."""
+        slots, mean = self._board.limits.concurrency, self._mean_seconds() if self._source.round_trip else None
+        if not mean:
+            return slots
+        return min(round(slots * (1 + self._source.round_trip / mean)), max(slots, self._refill.batch))
+
     def _target(self) -> int:
         """Return the number of messages to hold: about REFILL_SECONDS of work, less if durations vary or others are idle."""
         slots = self._board.limits.concurrency
-        sharing = self._state.clock() < self._shared_until
+        # A buffer that is full with a flood can't take the message of a quiet tenant, so it is shorter if there are tenants.
+        sharing = self._state.clock() < self._shared_until or self._source.tenancy is not None
         if self._board.limits.batch_max:
             return min(self._refill.batch, (1 if sharing else 2) * slots * self._board.limits.batch_max)
         mean = self._mean_seconds()
@@ -91,32 +93,32 @@ class Buffer:
 
     def is_low(self) -> bool:
         """Return whether the buffer or a slot has room."""
-        if len(self._board.lanes) < self._board.limits.concurrency:
+        if self._board.open_lanes < self._lanes():
             return True
         return self._target() > 0 and self._board.buffered <= self.low_water()
 
     # ---- receiving
 
-    def refill(self, now: float, joined: Joined | None = None) -> bool:
+    def refill(self, now: float, *, joined: bool = False) -> bool:
         """Lease more messages if there is room. Return whether any were leased.
 
         Args:
-            joined: acks to commit in the same transactions. The leased messages then wait for `take_in_joined`, because some may
-                be of lanes that these acks free.
+            joined: acks are committed in the same transactions. The leased messages then wait for `take_in_joined`, because some
+                may be of lanes that these acks free.
         """
         board = self._board
         if not self.is_low() or now < self._state.not_before:
             return False
-        lanes_short = board.limits.concurrency - len(board.lanes)
+        lanes_short = self._lanes() - board.open_lanes
         room = max(1, self._target() - board.buffered, lanes_short * self._per_key)
-        deliveries = self._lease(now, room, self._per_key, joined)
+        deliveries = self._lease(now, room, self._per_key)
         if not deliveries:
             return False
         self._adapt(deliveries, room)
-        if joined is None:
-            self.take_in(deliveries, now)
-        else:
+        if joined:
             self._joined = deliveries
+        else:
+            self.take_in(deliveries, now)
         return True
 
     def take_in_joined(self, now: float) -> bool:
@@ -129,7 +131,7 @@ class Buffer:
     def end(self) -> None:
         """Release messages that were leased but not put on the board, because the worker failed in between."""
         deliveries, self._joined = self._joined, ()
-        self._state.client.settling.release_rest(deliveries)
+        self._source.release(deliveries)
 
     def lease_heads(self, now: float, most: int) -> Sequence[Delivery]:
         """Lease the first messages of some keys, to choose a probe. If none is ready, end the delay of one that failed.
@@ -140,7 +142,7 @@ class Buffer:
         if deliveries or self.found_nothing is None:
             return deliveries
         try:
-            if not self._state.queue._operations.end_failure_delays(self.keys, one=True):
+            if not self._source.end_delays(one=True):
                 return []
         except StoreError as e:
             self._state.complain(e)
@@ -152,59 +154,49 @@ class Buffer:
         """Lease the first message of a key, and end its delay if a failure caused it. The caller takes it in."""
         state = self._state
         try:
-            state.queue._operations.end_failure_delays([key])
-            deliveries, _ = self._receive(self._request._replace(room=1, per_key=1, keys=validate.keys([key])))
+            self._source.end_delays([key])
+            return self._source.take(1, 1, [key])
         except (StoreError, PartialFailure) as e:
             state.complain(e)
             return []
-        return deliveries
 
     def look_again(self) -> None:
         """Ask the queue again at the next occasion."""
         self.found_nothing = None
         self.look_at = 0.0
 
-    @property
-    def keys(self) -> list[Key] | None:
-        """The keys that this worker is restricted to; None: all."""
-        return self._refill.keys  # type: ignore[no-any-return]
+    def has_looked_since(self, at: float) -> bool:
+        """Return whether the queue was asked after this time of `clock()`. If the time is over, ask at the next occasion."""
+        if self._asked_at > at:
+            return True
+        if self._state.clock() > at:
+            self.look_again()
+        return False
 
-    def _lease(self, now: float, room: int, per_key: int, joined: Joined | None = None) -> Sequence[Delivery]:
+    def _lease(self, now: float, room: int, per_key: int) -> Sequence[Delivery]:
         """Receive, unless the last receive found nothing and nothing happened since."""
         state = self._state
-        seen = self._storage.seen()
+        seen = self._source.changed()
         if self.found_nothing == seen and now < self.look_at:
             return []
-        if self.found_nothing is not None and self._asked_at:
-            self._storage.count_waiting(now - self._asked_at)
         self._asked_at = now
-        request = self._request._replace(room=room, per_key=per_key)
         try:
-            deliveries, soonest = self._receive(request, joined)
+            deliveries = self._source.take(room, per_key)
         except (StoreError, PartialFailure) as e:
-            if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
-                raise  # no shard with these keys works
+            if self._source.hopeless:
+                raise
             state.complain(e)
             self.look_at = state.not_before
             return []
         state.works()
-        self.look_at = now + self._storage.look_again(soonest)
+        self.look_at = now + self._source.again_seconds
         self.found_nothing = None if deliveries else seen
         return deliveries
-
-    def _receive(self, request: Any, joined: Joined | None = None) -> tuple[Sequence[Delivery], int | None]:
-        state = self._state
-        receiving = state.queue._receiving
-        deliveries = receiving.batch(request)
-        soonest = receiving.receive_now(deliveries, request, wait_for_busy=False, joined=joined)
-        if deliveries and state.holder is not None:
-            state.holder.note(deliveries.tokens())
-        return deliveries, soonest
 
     def take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Put leased messages on the board."""
         board, state = self._board, self._state
-        offset = state.clock() - self._storage.now() / 1e6
+        offset = state.clock() - self._source.now() / 1e6
         with board.lock:
             board.add(deliveries, offset)
         self._leases.soon(now, deliveries[0].lease._seconds / 1e6)
@@ -231,25 +223,13 @@ class Buffer:
         with board.lock:
             lanes = board.growing()
         grew = False
-        seen: dict[int, int] = {}
-        for lane in lanes:
-            try:
-                shard = lane.lease.shard
-                if shard not in seen:
-                    # A send to a leased lane wakes no consumer, so this is polled.
-                    seen[shard] = self._storage.arrivals(shard)
-                if lane.grown == seen[shard]:
-                    continue
-                more = lane.lease.more(max(GROW, board.limits.batch_max - len(lane.jobs)))
-            except (LeaseLost, *HOPELESS) as e:
-                state.lose(lane, e)
-                continue
-            except StoreError as e:
-                state.complain(e)
+        for lane, more in self._source.more([(lane, max(GROW, board.limits.batch_max - len(lane.jobs))) for lane in lanes]):
+            if isinstance(more, (LeaseLost, *HOPELESS)):
+                state.lose(lane, more)
+            elif isinstance(more, Exception):
+                state.complain(more)
                 break
-            if not more:
-                lane.grown = seen[shard]  # until a message arrives
-            else:
+            elif more:
                 grew = True
                 with board.lock:
                     if lane.alive:
@@ -262,15 +242,17 @@ class Buffer:
         """Show other workers that this one has a free slot and no message for it."""
         if (
             self.found_nothing is not None
-            and self._refill.keys is None
             and len(self._board.lanes) < self._board.limits.concurrency
+            and not self._board.passed_lanes  # it would be given more of the type that is at its limit
         ):
-            self._storage.show_idle(self._name)
+            self._source.idle()
 
     def should_share(self, now: float) -> bool:
         """Return whether lanes wait for a slot here while a consumer elsewhere is idle."""
         return (
-            len(self._board.lanes) > self._board.slots and now >= self._shared_until and self._storage.is_another_idle(self._name)
+            (len(self._board.lanes) > self._board.slots or self._board.passed_lanes > 0)
+            and now >= self._shared_until
+            and self._source.another_idle()
         )
 
     def share(self, now: float) -> bool:
@@ -279,7 +261,7 @@ class Buffer:
         Half of them, so that several idle consumers and this one reach equal shares in a few steps. Work that will be done here
         within SHARE_SECONDS stays.
         """
-        board, state = self._board, self._state
+        board = self._board
         if not self.should_share(now):
             return False
         with board.lock:
@@ -290,15 +272,34 @@ class Buffer:
             here = int(SHARE_SECONDS * board.slots / max(mean, 1e-9))
             while lanes and here > 0:
                 here -= len(lanes.pop().jobs)
-            lanes = lanes[: (len(lanes) + 1) // 2]
-            back = [lane.jobs[0] for lane in lanes]
-            for lane in lanes:
-                board.drop(lane)
-        if not back:
+            back = self._drop(lanes[: (len(lanes) + 1) // 2])
+        if back:
+            self._shared_until = now + SHARE_SECONDS
+        return self._give_back(back)
+
+    def leave_shards(self) -> bool:
+        """Release lanes that were not started, of shards that are another consumer's now. Return whether there were any."""
+        own, self._own = self._own, self._source.own
+        lost = own - self._own if own is not None and self._own is not None else ()
+        if not lost:
             return False
-        self._shared_until = now + SHARE_SECONDS
-        state.client.settling.release_rest([job._delivery for job in back])
+        with self._board.lock:
+            back = self._drop([lane for lane in self._board.unstarted(all=True) if lane.lease.shard in lost])
+        return self._give_back(back)
+
+    def _drop(self, lanes: Sequence[HeldLane]) -> list[Job]:
+        """Take lanes off the board. Return the first message of each. The caller holds the board's lock."""
+        back = [lane.jobs[0] for lane in lanes]
+        for lane in lanes:
+            self._board.drop(lane)
+        return back
+
+    def _give_back(self, back: Sequence[Job]) -> bool:
+        """Release these messages and all later ones of their leases, without charging attempts. Return whether there were any."""
+        state = self._state
+        if back:
+            self._source.release([job._delivery for job in back])
         if state.loud:
             for job in back:
                 state.tell("released", job)
-        return True
+        return bool(back)

@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -19,20 +20,24 @@ from typing import Any, Final
 
 import attrs
 
-from .. import _hints as hints
-from .._effects import Effects, Recording
-from .._errors import InvalidArgument, LeaseLost
-from .._findings import AttemptError
-from .._handlers import require_ran
-from .._keys import Key
-from .._store.api import Storage, share_holder
-from .._types import UNSET, body_as_json
+from .._client import validate
+from .._client.effects import Effects, Recording
+from .._store.api import share_holder
+from .._values import hints
+from .._values.errors import InvalidArgument, LeaseLost
+from .._values.findings import AttemptError
+from .._values.handlers import require_ran
+from .._values.keys import Key
+from .._values.types import UNSET, body_as_json
 from ..delivery import describe, traceback_of
-from .job import RUNNING, Defer, Job, Reject, Retry
+from .job import EFFECTS, NO_EFFECTS, RUNNING, Defer, Job, JobSource, Reject, Retry
+from .load import PROGRESS_SECONDS
 
 POLL_SECONDS: Final = 0.05
 """Interval at which a thread checks whether its job was cancelled, to kill the child."""
 START_SECONDS: Final = 60.0
+ELSEWHERE: Final = ("sequence_number", "message_id", "attributes", "source", "source_seq")
+"""The attributes of a job whose message came from an endpoint."""
 
 
 class HandlerDied(Exception):
@@ -69,10 +74,12 @@ class Sent:
     key_state: bytes | None
     prepared: Any
     deadline: float | None
-    may_change: bool
+    runs: bool
+    has_effects: bool
     errors: tuple[AttemptError, ...]
     inherited: dict[str, str]
     estimates: tuple[float | None, float | None, float | None]
+    elsewhere: dict[str, Any]
 
 
 @attrs.define
@@ -83,6 +90,14 @@ class Answer:
     result: Any = None
     error: tuple[str, Any] | None = None
     traceback: str | None = None
+
+
+@attrs.define
+class Told:
+    """A child's message while its handler runs: its progress."""
+
+    fraction: float
+    text: str
 
 
 def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
@@ -109,7 +124,7 @@ class Child:
     """A handler that is called in a child process: one child for each calling thread."""
 
     def __init__(
-        self, stage: str, handler: Callable[..., Any], storage: Storage, check: Callable[[Job], object] | None = None
+        self, stage: str, handler: Callable[..., Any], source: JobSource, check: Callable[[Job], object] | None = None
     ) -> None:
         """Start no process yet.
 
@@ -119,7 +134,7 @@ class Child:
         self._check = check
         self._stage = stage
         self._handler = handler
-        self._storage = storage
+        self._source = source
         self._local = threading.local()
 
     def ready(self) -> None:
@@ -143,18 +158,21 @@ class Child:
             self.close()  # it died while it was idle, so the job is not the cause
             process, there = self._started()
             there.send(_sent(job))
-        while not there.poll(POLL_SECONDS):
-            if job.cancelled:
-                self._kill()
-                raise LeaseLost(job.key, job.seq, job.token, "this job was cancelled")
-            if not process.is_alive() and not there.poll(0):
-                raise self._died(process)
-        try:
-            answer: Answer = there.recv()
-        except (EOFError, OSError):
-            process.join()
-            raise self._died(process) from None
-        return _apply(job, answer)
+        while True:
+            while not there.poll(POLL_SECONDS):
+                if job.cancelled:
+                    self._kill()
+                    raise LeaseLost(job.key, job.seq, job.token, "this job was cancelled")
+                if not process.is_alive() and not there.poll(0):
+                    raise self._died(process)
+            try:
+                answer: Answer | Told = there.recv()
+            except (EOFError, OSError):
+                process.join()
+                raise self._died(process) from None
+            if isinstance(answer, Answer):
+                return _apply(job, answer)
+            job.progress(answer.fraction, answer.text)
 
     def _died(self, process: BaseProcess) -> HandlerDied:
         process.join()
@@ -169,7 +187,7 @@ class Child:
             # spawn: a fork would share the queue's files with a process that must not use them.
             context = multiprocessing.get_context("spawn")
             here, there = context.Pipe()
-            holder = self._storage.holder
+            holder = self._source.holder
             arguments = (there, self._handler, None if holder is None else holder.file)
             process = context.Process(target=_serve, args=arguments, name=f"strictq-{self._stage}", daemon=True)
             process.start()
@@ -210,11 +228,12 @@ class Child:
 
 
 def _sent(job: Job) -> Sent:
-    runs = job._stage == RUNNING
+    has_effects = EFFECTS in job._source.capabilities
     return Sent(
-        job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token, job.key_state, job.prepared,
-        job.deadline, runs, job.errors if job.attempt > 1 else (), job._inherited(),
-        (job.size_hint, job.prepare_seconds, job.process_seconds),
+        job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token,
+        job.key_state if has_effects else None, job.prepared, job.deadline, job._stage == RUNNING, has_effects,
+        job.errors if job.attempt > 1 else (), job._inherited(),
+        (job.size_hint, job.prepare_seconds, job.process_seconds), {name: getattr(job, name) for name in ELSEWHERE},
     )  # fmt: skip
 
 
@@ -242,7 +261,8 @@ def _apply(job: Job, answer: Answer) -> Any:
 class RemoteJob(Recording):
     """The Job of a handler in another process. It has the same names; its effects are sent to the worker when it returns."""
 
-    def __init__(self, sent: Sent) -> None:
+    def __init__(self, sent: Sent, teller: Teller) -> None:
+        self._teller = teller
         self.body = sent.body
         self.key = sent.key
         self.seq = sent.seq
@@ -256,7 +276,13 @@ class RemoteJob(Recording):
         self.errors = sent.errors
         self.size_hint, self.prepare_seconds, self.process_seconds = sent.estimates
         self._sent_inherited = sent.inherited
-        self._may_change = sent.may_change
+        self.sequence_number: str | None = sent.elsewhere["sequence_number"]
+        self.message_id: str | None = sent.elsewhere["message_id"]
+        self.attributes: Mapping[str, Any] | None = sent.elsewhere["attributes"]
+        self.source: str | None = sent.elsewhere["source"]
+        self.source_seq: int | None = sent.elsewhere["source_seq"]
+        self._runs = sent.runs
+        self._has_effects = sent.has_effects
         self._state_before = sent.key_state
         self._effects = Effects()
 
@@ -273,13 +299,17 @@ class RemoteJob(Recording):
         return self._sent_inherited
 
     def _effects_for(self, verb: str) -> Effects:
-        if not self._may_change:
+        if not self._has_effects:
+            raise InvalidArgument(f"job.{verb} {NO_EFFECTS}", hint=hints.EFFECTS_ARE_LOCAL)
+        if not self._runs:
             raise InvalidArgument(f"{verb} is only allowed in process: prepare runs ahead and must have no side effects")
         return self._effects
 
     @property
     def key_state(self) -> bytes | None:
         """See Job.key_state."""
+        if not self._has_effects:
+            raise InvalidArgument(f"job.key_state {NO_EFFECTS}", hint=hints.EFFECTS_ARE_LOCAL)
         state = self._effects.key_state
         return self._state_before if state is UNSET else state
 
@@ -291,9 +321,51 @@ class RemoteJob(Recording):
         """Raise InvalidArgument, because the write transaction is in another process."""
         raise InvalidArgument("job.run needs the queue, which is in another process", hint=hints.USE_EXECUTE)
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the handler is. See Job.progress."""
+        self._teller.tell(Told(*validate.progress(fraction, text)))
+
     def output(self, text: str) -> None:
         """Record output of the handler. See Job.output."""
         self._effects.say(text)
+
+
+class Teller:
+    """Sends to the worker what the running handler reports: the newest progress, at intervals, and the answer."""
+
+    def __init__(self, there: Connection) -> None:
+        self._there = there
+        self._lock = threading.Lock()
+        self._told: Told | None = None
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, told: Told) -> None:
+        """Send a handler's progress soon. A failure changes nothing for the handler."""
+        with self._lock:
+            self._told = told
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="strictq-progress", daemon=True)
+                with suppress(RuntimeError):  # no more threads can be started
+                    thread.start()
+                    self._thread = thread
+        self._news.set()
+
+    def _run(self) -> None:
+        while True:
+            self._news.wait()
+            self._news.clear()
+            with self._lock, suppress(OSError):
+                if self._told is not None:
+                    self._there.send(self._told)
+                self._told = None
+            time.sleep(PROGRESS_SECONDS)
+
+    def answer(self, answer: Answer) -> None:
+        """Send the answer of the handler. Its progress is not sent any more."""
+        with self._lock:
+            self._told = None
+            self._there.send(answer)
 
 
 def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -> None:
@@ -310,17 +382,18 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     threading.Thread(target=_end_with_worker, name="strictq-parent", daemon=True).start()
+    teller = Teller(there)
     try:
         there.send(os.getpid())
         while True:
-            job = RemoteJob(there.recv())
+            job = RemoteJob(there.recv(), teller)
             answer = _call(handler, job)
             try:
-                there.send(answer)
+                teller.answer(answer)
             except (EOFError, OSError):
                 return
             except Exception as e:  # the handler's result can't be pickled
-                there.send(
+                teller.answer(
                     Answer(Effects(), error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}"))
                 )
     except (EOFError, OSError):
@@ -354,5 +427,5 @@ def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     except Exception as e:
         answer.error, answer.traceback = ("error", describe(e)), traceback_of(e)
     else:
-        answer.result = None if job._may_change else result
+        answer.result = None if job._runs else result
     return answer

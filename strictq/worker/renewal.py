@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._errors import LeaseLost
-from .job import HeldLane
-from .state import AGAIN_SECONDS, HOPELESS, State
+from .._values.errors import LeaseLost
+from .source import HOPELESS
+from .state import AGAIN_SECONDS, State
 
 LOOK_SECONDS_MAX: Final = 5.0
 
@@ -34,22 +34,14 @@ class Leases:
         board = self._board
         with board.lock:
             worn = board.worn(now)
-            shortest = min((lane.length for lane in board.lanes.values()), default=self._state.queue.config.lease_seconds)
+            shortest = min((lane.length for lane in board.lanes.values()), default=self._state.source.config.lease_seconds)
         again = min(shortest / 8, LOOK_SECONDS_MAX)
-        by_length: dict[float, list[HeldLane]] = {}
-        for lane in worn:
-            by_length.setdefault(lane.length, []).append(lane)
-        for length, lanes in by_length.items():
-            results = self._state.client.settling.extended([lane.lease for lane in lanes], length)
-            offset = self._state.clock() - self._state.client.storage.now() / 1e6
-            for lane, error in zip(lanes, results, strict=True):
-                if error is None:
-                    lane.until = lane.lease._deadline / 1e6 + offset
-                elif isinstance(error, (LeaseLost, *HOPELESS)):
-                    self._state.lose(lane, error)
-                else:
-                    self._state.complain(error)
-                    again = min(again, AGAIN_SECONDS)
+        for lane, error in self._state.source.extend(worn) if worn else ():
+            if isinstance(error, (LeaseLost, *HOPELESS)):
+                self._state.lose(lane, error)
+            else:
+                self._state.complain(error)
+                again = min(again, AGAIN_SECONDS)
         self.look_at = self._state.clock() + again
 
     def give_up_late(self, now: float) -> None:
@@ -79,4 +71,4 @@ class Leases:
             if lane.alive:
                 first = lane.jobs[0]._delivery
                 self._state.lose(lane, LeaseLost(first.key, first.seq, first.token, "its lease ended before its turn came"))
-                self._state.client.settling.release_rest([first])
+                self._state.source.release([first])

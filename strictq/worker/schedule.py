@@ -8,23 +8,30 @@ the time as an argument: seconds on any monotonic clock.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
-from .._errors import LeaseLost
+from .._values.tenants import TenantRules
 from ..delivery import Delivery, Lease
 from .breaker import OPEN, Circuits
 from .estimates import Estimates
+from .fair_lanes import FairLanes
 from .forecast import Forecast
-from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, HeldLane, Job
+from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, HeldLane, Job, JobSource
 from .limits import Limits
+from .slot_pool import SlotPool
 from .turns import Turns
 
 AHEAD_SECONDS: Final = 0.01
 """Handlers are started (durably) this long ahead of a free slot, if each takes much less time than that."""
 ON_TIME_SECONDS: Final = 0.005
+FORECAST_SECONDS: Final = 0.005
+"""A forecast is used this long. Handlers that are much quicker free a slot every few microseconds."""
 WAITS_KEPT: Final = 1000
 USUAL_WEIGHT: Final = 0.1
 
@@ -43,10 +50,18 @@ class Board:
     ) -> None:
         self.lock = threading.Lock()
         self.limits = limits
+        self.share = SlotPool(limits.concurrency).share(self)
         self.estimates = estimates
         self.circuits = circuits
         self.propagate = propagate
         """Names of the headers that sends of jobs inherit."""
+        self.source: JobSource | None = None
+        """Where the messages come from. Set before the first one is added."""
+        self.unconfirmed_max = 0
+        """Number of unconfirmed acks with which a lane waits: see `hand_over`. 0: acks are confirmed at once."""
+        self.unconfirmed = 0
+        self._confirming: dict[HeldLane, None] = {}
+        """The lanes that wait for the confirmation of their acks, and have more messages."""
         self.stopping = False
         self.lanes: dict[Lease, HeldLane] = {}
         self.fresh: list[HeldLane] = []
@@ -77,10 +92,33 @@ class Board:
         """The suspect whose turn it is."""
         self._held_back = False
         """Whether the last `select` may have held back what can run now."""
-        self._waiting: deque[HeldLane] = deque()
+        self._waiting: deque[HeldLane] | FairLanes = deque()
         self._prepared_heads: deque[HeldLane] = deque()
+        self.limit: Callable[[Job], tuple[str, int] | None] | None = None
+        """Returns a job's type, and how many of it may run at once; None: as many as there are slots."""
+        self._places: Counter[str] = Counter()
+        """How many messages of each limited type are started, or prepared to be the next of their lanes."""
+        self._passed: dict[str, deque[HeldLane]] = {}
+        """By type, the lanes that wait for its handlers. They have no slot, so that the lanes behind them run."""
+        self.passed_jobs = self.passed_lanes = 0
         self._job = job
         self._forecast = Forecast(limits, estimates, self.preparing)
+        self._forecast_at = -math.inf
+        self._overdue: deque[tuple[float, int, Job]] = deque()
+        """The overdue prepares of the last forecast that found no room, by due time."""
+
+    def share_slots(self, pool: SlotPool, weight: float) -> None:
+        """Share the slots with the boards of other queues. Called before the first message is added."""
+        self.share = pool.share(self, weight)
+
+    @property
+    def used(self) -> int:
+        """The number of slots in use."""
+        return len(self.selected)
+
+    def take_turns(self, rules: TenantRules) -> None:
+        """Let the tenants of keys take turns. Called before the first message is added."""
+        self._waiting = FairLanes(rules)
 
     # ---- adding messages
 
@@ -96,7 +134,8 @@ class Board:
                 lease = d.lease
                 lane = lanes.get(lease)
                 if lane is None:
-                    lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
+                    until, length = lease._deadline / 1e6 + offset, lease._seconds / 1e6
+                    lanes[lease] = lane = HeldLane(lease, until, length, self.propagate, self.source)
                     (self.suspects if d._is_suspect else self._waiting).append(lane)
                 if is_open:
                     self.fresh.append(lane)
@@ -109,8 +148,13 @@ class Board:
 
     @property
     def buffered(self) -> int:
-        """Number of leased messages that are not the head of a slot."""
-        return self.jobs - len(self.selected)
+        """Number of leased messages that are not the head of a slot, and do not wait for handlers of their type."""
+        return self.jobs - len(self.selected) - self.passed_jobs
+
+    @property
+    def open_lanes(self) -> int:
+        """Number of lanes that run, or wait for a slot."""
+        return len(self.lanes) - self.passed_lanes
 
     def growing(self) -> list[HeldLane]:
         """Return the running lanes that are about to run out of messages, if no other lane waits for their slot."""
@@ -151,20 +195,29 @@ class Board:
         return self.circuits is not None and bool(self.circuits.open) and self.circuits.blocks(job)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is held and nothing is pending."""
+    def at_rest(self) -> bool:
+        """Whether nothing is held, and nothing is pending but the confirmation of acks."""
         return not (self.jobs or self.running or self.leaving or self.done or self.again or self.failed or self.starting)
 
-    def unstarted(self) -> list[HeldLane]:
-        """Return the lanes to release to other consumers first: without a slot, and without a running handler."""
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing is pending."""
+        return self.at_rest and not self.unconfirmed
+
+    def unstarted(self, *, all: bool = False) -> list[HeldLane]:
+        """Return the lanes to release to other consumers first: without a slot, and without a running handler.
+
+        Args:
+            all: also those for which a slot is free.
+        """
         lanes = [
             lane
             for lane in reversed(self.lanes.values())
-            if not lane.selected and not any(j in self.preparing for j in lane.jobs)
+            if not lane.selected and lane.jobs and not any(j in self.preparing for j in lane.jobs)
         ]
-        lanes.sort(key=lambda lane: lane.jobs[0]._stage == PREPARED)
-        surplus = len(self.lanes) - self.slots
-        return lanes[: max(0, surplus)]
+        lanes.sort(key=lambda lane: (not lane.passed, lane.jobs[0]._stage == PREPARED))
+        surplus = max(len(self.lanes) - self.slots, self.passed_lanes)
+        return lanes if all else lanes[: max(0, surplus)]
 
     # ---- slots
 
@@ -177,25 +230,31 @@ class Board:
 
     def select(self, freed: int = 0) -> None:
         """Assign slots to lanes whose head can start. `freed` is the number of slots whose ack is pending."""
+        share = self.share
         if self.resting:
+            share.wants = False
             return
         self._held_back = self.paused
         if self._held_back:
+            share.wants = False
             self._select_suspect()
             return
         source = self._prepared_heads if self.limits.prepares else self._waiting
         if not source:
+            share.wants = False
             return
-        concurrency = self.limits.concurrency
-        room = concurrency + self.ahead() + freed - len(self.selected)
-        while room > 0 and source:
-            lane = source.popleft()
-            if not lane.alive or lane.selected or not lane.jobs:
-                continue
-            lane.selected = True
-            self.selected[lane] = None
-            self._begin(lane.jobs[0])
-            room -= 1
+        ahead = self.ahead() + freed
+        with share.pool.lock:
+            room = share.room(ahead)
+            while room > 0 and source:
+                lane = source.popleft()
+                if not lane.alive or lane.selected or lane.passed or not lane.jobs or self._waits(lane):
+                    continue
+                lane.selected = True
+                self.selected[lane] = None
+                self._begin(lane.jobs[0])
+                room -= lane.selected
+            share.wants = bool(source)
 
     def _select_suspect(self) -> None:
         """Give the next suspect its turn, once nothing runs in this process. Its prepare is part of its turn."""
@@ -221,36 +280,117 @@ class Board:
             self._prepared_heads.appendleft(lane)
 
     def _begin(self, job: Job) -> None:
-        """Start a job whose turn it is, or fail it if its prepare failed."""
+        """Start a job whose turn it is, fail it if its prepare failed, or pass over its lane if its type is at its limit."""
         if job._error is not None:
             job._stage = SETTLING
             self._unhold(job)
             self.failed.append((job, job._error))
-        else:
+        elif self._take_place(job):
             job._stage = STARTING
             self.starting.append(job)
+
+    # ---- limits of types
+
+    def _take_place(self, job: Job) -> bool:
+        """Count a job towards the limit of its type. If that is reached, pass over its lane and return False."""
+        if self.limit is None or job._place is not None or self.paused:
+            return True  # a suspect runs alone anyway
+        found = self.limit(job)
+        if found is None:
+            return True
+        name, most = found
+        if self._places[name] < most:
+            self._places[name] += 1
+            job._place = name
+            return True
+        lane = job._lane
+        lane.selected = False
+        self.selected.pop(lane, None)
+        if self.limits.prepares and lane in self._waiting:  # it is near the front
+            self._waiting.remove(lane)
+        lane.passed = len(lane.jobs)
+        self.passed_jobs += lane.passed
+        self.passed_lanes += 1
+        self._passed.setdefault(name, deque()).append(lane)
+        return False
+
+    def _free_place(self, job: Job) -> None:
+        """End that, and list the lane again that waits longest for a handler of this type."""
+        name, job._place = job._place, None
+        if name is None:
+            return
+        self._places[name] -= 1
+        lanes = self._passed.get(name, ())
+        while lanes:
+            lane = lanes.popleft()
+            if lane.passed:
+                self._unpass(lane)
+                self._list_again(lane)
+                return
+
+    def _unpass(self, lane: HeldLane) -> None:
+        self.passed_jobs -= lane.passed
+        self.passed_lanes -= 1
+        lane.passed = 0
+
+    def _list_again(self, lane: HeldLane) -> None:
+        prepared = self.limits.prepares and lane.jobs[0]._stage == PREPARED
+        (self._prepared_heads if prepared else self._waiting).appendleft(lane)
+
+    def _follows(self, job: Job, following: Job) -> bool:
+        """Return whether the next job of a lane starts with the ack of this one. It may get this one's place."""
+        if self.limit is None:
+            return True
+        found = self.limit(following)
+        if found is not None and found[0] == job._place:
+            following._place, job._place = job._place, None
+            return True
+        if found is None or self._places[found[0]] < found[1]:
+            return self._take_place(following)
+        return False  # its lane is passed over once this one is acked
+
+    def surplus(self, most: int) -> list[Job]:
+        """Drop the lanes that were passed over last, until they have no more than so many messages. Return their first ones."""
+        back: list[Job] = []
+        for lanes in self._passed.values():
+            while self.passed_jobs > most and lanes:
+                lane = lanes.pop()
+                if lane.passed:
+                    back.append(lane.jobs[0])
+                    self.drop(lane)
+        return back
 
     def _can_start(self, job: Job) -> bool:
         return job._error is None and (not self.limits.prepares or job._stage == PREPARED)
 
     # ---- the keeper's transactions
 
-    def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
+    def take_work(self, now: float = 0.0) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
         """Return the acks, each with the job that starts with it, and the jobs that start."""
         pairs: list[tuple[Job, Job | None]] = []
         freed = 0
         if self.again:
-            pairs += [(job, None) for job in self.again if job._lane.alive]
+            pairs += [(job, None) for job in self.again if job._lane.alive or self.unconfirmed_max]
             self.again = []
         if self.done:
             done, self.done = self.done, []
             for job in done:
                 if not job._lane.alive:
                     continue
+                if self.unconfirmed_max:
+                    self.hand_over(job, now)
+                    pairs.append((job, None))
+                    continue
                 jobs = job._lane.jobs
                 after = None
                 if len(jobs) > 1:
-                    if not self.resting and not self.paused and self._can_start(jobs[1]):
+                    if (
+                        not self.share.yields
+                        and not self.resting
+                        and not self.paused
+                        and self._can_start(jobs[1])
+                        and self._follows(job, jobs[1])
+                    ):
                         after = jobs[1]
                         after._stage = STARTING
                 else:
@@ -258,7 +398,9 @@ class Board:
                 pairs.append((job, after))
         self.select(freed)
         starting, self.starting = self.starting, []
-        return pairs, [job for job in starting if job._lane.alive]
+        starting = [job for job in starting if job._lane.alive]
+        self.share.charge(len(starting) + sum(after is not None for _, after in pairs))
+        return pairs, starting
 
     def settled(self, pairs: Iterable[tuple[Job, Job | None]], starting: Iterable[Job], now: float) -> None:
         """Record the committed acks and starts."""
@@ -273,7 +415,7 @@ class Board:
         for job in starting:
             job._stage = READY
             ready.append(job)
-        if self._held_back:
+        if self._held_back or self.passed_jobs:
             self.select()
 
     def committed(self, job: Job, now: float) -> None:
@@ -281,17 +423,68 @@ class Board:
         if job._lane.alive:
             self._pop(job, now)
             self._go_on(job._lane)
+            if self.passed_jobs:
+                self.select()
+
+    def hand_over(self, job: Job, now: float) -> None:
+        """Let a lane go on while the source confirms the ack of its first message, or the fate of a rejected one.
+
+        A lane with `unconfirmed_max` of them leaves its slot and waits, so that another lane can run meanwhile. The messages
+        behind can be prepared.
+        """
+        lane = job._lane
+        lane.unconfirmed += 1
+        self.unconfirmed += 1
+        self._pop(job, now)
+        if not self._waits(lane) and lane.jobs:
+            self._go_on(lane)
+            return
+        lane.selected = False
+        self.selected.pop(lane, None)
+        if lane.jobs:
+            self._confirming[lane] = None
+
+    def confirmed(self, lane: HeldLane, now: float) -> None:
+        """Record the confirmation of an ack, and list the lane again if it waited for it."""
+        waited = lane in self._confirming
+        self._confirming.pop(lane, None)
+        lane.unconfirmed -= 1
+        self.unconfirmed -= 1
+        if not lane.alive or lane.selected:
+            return
+        if not lane.jobs:
+            if not lane.unconfirmed:
+                self.drop(lane)
+        elif waited:
+            lane.free_at = now
+            self._deselect(lane)
+
+    def _waits(self, lane: HeldLane) -> bool:
+        """Return whether a lane waits for the confirmation of its acks."""
+        return self.unconfirmed_max > 0 and lane.unconfirmed >= self.unconfirmed_max
+
+    def lose_from(self, job: Job) -> list[Job]:
+        """Drop a message that is lost, and the later ones of its lane. Return the jobs whose handlers are running."""
+        lane = job._lane
+        if not lane.alive or job not in lane.jobs:
+            return []
+        kept = lane.jobs.index(job)
+        if not kept:
+            return self.drop(lane)
+        self._cut(lane, kept)
+        return []
 
     def _pop(self, job: Job, now: float) -> None:
         lane = job._lane
         head = lane.jobs.popleft()
         assert head is job
         job._stage = OVER
+        self._free_place(job)
         self.jobs -= 1
         lane.free_at = now
         if lane.jobs and self.limits.prepares:
             self._measure(lane.jobs[0], now)
-        if not lane.jobs:
+        if not lane.jobs and not lane.unconfirmed:
             self.drop(lane)
 
     def _go_on(self, lane: HeldLane) -> None:
@@ -302,13 +495,17 @@ class Board:
                     self._end_turn(lane)
                 return
             head = lane.jobs[0]
-            if not self.limits.prepares or head._stage == PREPARED:
+            if self.share.yields:
+                self._deselect(lane)
+                self.share.wants = True
+            elif not self.limits.prepares or head._stage == PREPARED:
                 self._begin(head)
 
     def refused(self, job: Job, after: Job | None, *, ack: bool) -> None:
         """Keep an ack or a start that failed for now, so that the keeper tries again."""
         if after is not None:
             after._stage = PREPARED if self.limits.prepares else BUFFERED
+            self._free_place(after)
         if ack:
             self.again.append(job)
         else:
@@ -322,12 +519,17 @@ class Board:
         self.lanes.pop(lane.lease, None)
         if lane.selected:
             self.selected.pop(lane, None)
+        if lane.unconfirmed:
+            self._confirming.pop(lane, None)
+        if lane.passed:
+            self._unpass(lane)
         if self.paused:
             self._end_turn(lane)
         self.jobs -= len(lane.jobs)
         working = []
         for job in lane.jobs:
             self._let_go(job)
+            self._free_place(job)
             if job in self.running or job in self.preparing:
                 working.append(job)
                 self.running.discard(job)
@@ -372,7 +574,7 @@ class Board:
         timeout = self.limits.process_timeout
         if callable(timeout):
             timeout = timeout(job)
-        job.deadline = None if timeout is None else now + timeout
+        job._ends_at = None if timeout is None else now + timeout
         self.running.add(job)
 
     def processed(self, job: Job) -> bool:
@@ -396,20 +598,41 @@ class Board:
         waiting = self._waiting
         while waiting and (not waiting[0].alive or waiting[0].selected):
             waiting.popleft()
-        urgent, later = self._forecast.candidates(self.selected, waiting, now)
-        for job in urgent:
-            self._start_prepare(job, now, 0.0)
-        soonest = None
-        for due, _, job in sorted(later, key=lambda c: c[:2]):
-            if due > now:
-                soonest = due
-                break
-            if self.prepared_count >= self.limits.prepared_max or self.prepared_bytes >= self.limits.prepared_bytes_max:
-                break  # a use makes room, and triggers the next plan
-            self._start_prepare(job, now, due)
-        return soonest
+        for lane in list(self.selected):
+            if lane.jobs[0]._stage == BUFFERED:
+                self._start_prepare(lane.jobs[0], now, 0.0)
+        if now - self._forecast_at > FORECAST_SECONDS:
+            self._overdue.clear()
+        self._start_overdue(now)
+        if not self._has_room:
+            return None  # a use makes room, and triggers the next plan
+        passed = self.passed_lanes
+        later = self._forecast.candidates(self.selected, waiting, now, self._confirming)
+        late = bisect_right(later, now, key=itemgetter(0))
+        self._overdue.extend(later[:late])
+        self._forecast_at = now
+        self._start_overdue(now)
+        if self.passed_lanes > passed:
+            return now  # the lanes behind them were no candidates yet
+        return later[late][0] if late < len(later) and not self._overdue else None
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another prepare may begin."""
+        ahead = len(self._confirming) if self.limits.prepares_more else 0
+        return self.prepared_count < self.limits.prepared_max + ahead and self.prepared_bytes < self.limits.prepared_bytes_max
+
+    def _start_overdue(self, now: float) -> None:
+        """Start the overdue prepares of the last forecast while there is room."""
+        overdue = self._overdue
+        while overdue and self._has_room:
+            due, _, job = overdue.popleft()
+            if job._lane.alive and not job._lane.passed and job._stage == BUFFERED:
+                self._start_prepare(job, now, due)
 
     def _start_prepare(self, job: Job, now: float, due: float) -> None:
+        if job._lane.jobs[0] is job and not self._take_place(job):
+            return  # results that wait for a handler of this type could leave no room for others
         job._stage = PREPARING
         self.prepared_count += 1
         # Reserve the usual size now. Otherwise many prepares would start before the first result is measured.
@@ -431,7 +654,7 @@ class Board:
                     continue
                 job._since = now
                 timeout = self.limits.prepare_timeout
-                job.deadline = None if timeout is None else now + timeout
+                job._ends_at = None if timeout is None else now + timeout
                 self.preparing.add(job)
                 return job
         return None
@@ -442,7 +665,7 @@ class Board:
         if job not in self.preparing:
             return False
         self.preparing.discard(job)
-        job._since, job._error, job._stage, job.deadline = now, error, PREPARED, None
+        job._since, job._error, job._stage, job._ends_at = now, error, PREPARED, None
         self.prepared_bytes += weight - job._weight
         job._weight = weight
         if error is None:
@@ -451,7 +674,8 @@ class Board:
         lane = job._lane
         if lane.jobs[0] is job:
             if not lane.selected:
-                self._prepared_heads.append(lane)
+                if not self._waits(lane):
+                    self._prepared_heads.append(lane)
             elif not self.resting:
                 self._measure(job, lane.free_at)
                 self._begin(job)
@@ -476,13 +700,13 @@ class Board:
 
     def overdue(self, now: float) -> list[Job]:
         """Return the jobs whose handlers exceeded their time-out."""
-        late = [j for j in self.running if j.deadline is not None and j.deadline <= now]
-        return late + [j for s in (self.preparing, self.leaving) for j in s if j.deadline is not None and j.deadline <= now]
+        late = [j for j in self.running if j._ends_at is not None and j._ends_at <= now]
+        return late + [j for s in (self.preparing, self.leaving) for j in s if j._ends_at is not None and j._ends_at <= now]
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of the running handlers, or None."""
         at_work = (self.running, self.preparing, self.leaving)
-        return min((j.deadline for s in at_work for j in s if j.deadline is not None), default=None)
+        return min((j._ends_at for s in at_work for j in s if j._ends_at is not None), default=None)
 
     def give_up(self, job: Job, error: BaseException) -> None:
         """Stop waiting for a job's handler."""
@@ -540,13 +764,9 @@ class Board:
             job = lane.jobs.pop()
             self.jobs -= 1
             self._let_go(job)
+            self._free_place(job)
             if job in self.preparing:
                 self.preparing.discard(job)
                 self.leaving.add(job)
             job._cancelled = True
             job._stage = OVER  # it may still be in the list of jobs to prepare
-
-
-def lost(job: Job) -> LeaseLost:
-    """Return the error that a cancelled job raises."""
-    return LeaseLost(job.key, job.seq, job.token)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from .._errors import LeaseLost, PartialFailure, StoreError
-from .._store.api import AttemptFailure, Joined
+from .._store.api import AttemptFailure
+from .._values.errors import LeaseLost, StoreError
 from .batches import BatchBoard
 from .breaker import Circuit
 from .dispatch import commit
-from .events import kept_traceback, reason_of, where
+from .ending import DEFERRED, FAILED, REJECTED, Ending
+from .events import reason_of, where
 from .job import SETTLING, Defer, HeldLane, Job, JobBatch, Reject, Retry
-from .state import HOPELESS, State
+from .source import AT_ONCE, HOPELESS, OUTPUT, AckOutcome
+from .state import State
+
+if TYPE_CHECKING:
+    from ..delivery import Delivery
 
 T = TypeVar("T")
 LEARNED_MAX = 64
@@ -25,12 +31,16 @@ NOTE_SECONDS: Final = 1.0
 """Interval at which the output of running handlers is stored, and the age from which it is."""
 POSTPONED_TOGETHER: Final = 64
 """Number of messages postponed in one transaction, which holds the write lock for some milliseconds."""
+LIMITED_SECONDS: Final = 1.0
+LIMITED_PER_SECOND: Final = 500
+"""The shortest delay of messages whose type is at its limit and which are too many to hold, and how many come back a second."""
+LIMITED: Final = "it waits because max_running handlers of its type run in the worker that had it"
 UNCHARGED: Final = "no attempt was charged: a breaker is open, or most handlers fail"
 
 
-def _reason(error: BaseException) -> str:
-    """Return the reason of a failure to store."""
-    return (error.reason if isinstance(error, Retry) else None) or reason_of(error)
+def _needs_own(job: Job) -> bool:
+    """Return whether a message of a batch is acked in a transaction of its own."""
+    return job._has_effects or job._leaves_output
 
 
 class Outcomes:
@@ -39,26 +49,32 @@ class Outcomes:
     def __init__(self, state: State) -> None:
         self._state = state
         self._board = state.board
-        self._client = state.client
+        self._source = state.source
         self._single = True
+        self._later = state.source.confirm != AT_ONCE
+        self._unconfirmed: dict[Delivery, tuple[Job, Reject | None]] = {}
+        """The acks that were handed over to the source. With a Reject: the message goes to the dead letters first."""
+        self.postponed_to = -math.inf
+        """`clock()` at which the last delay ends of messages whose type was at its limit."""
         self._noted: dict[Job, str] = {}
         """The output stored so far, by running job."""
 
-    def go_on(self, receive: Callable[[Joined], object] | None = None) -> bool:
+    def go_on(self, receive: Callable[[], object] | None = None) -> bool:
         """Ack the finished jobs and start the next ones, in one transaction per shard. Return whether there were any.
 
         Args:
             receive: receives messages in the same transactions, if there are acks.
         """
         board = self._board
+        worked = self._later and self._confirm(self._source.completed())
         with board.lock:
-            pairs, starting = board.take_work()
+            pairs, starting = board.take_work(self._state.clock() if self._later else 0.0)
         if not pairs and not starting:
-            return False
+            return worked
         self._note_several(sum(after is None for _, after in pairs))
         done = [(job._delivery, None if after is None else after._delivery) for job, after in pairs]
         try:
-            failed = self._client.settling.advance(done, [job._delivery for job in starting], receive if pairs else None)
+            failed = self._source.settle(done, [job._delivery for job in starting], receive if pairs else None)
         except BaseException:
             with board.lock:
                 for job, after in pairs:
@@ -67,6 +83,13 @@ class Outcomes:
                     board.refused(job, None, ack=False)
             raise
         now = self._state.clock()
+        if self._later:
+            self._unconfirmed.update((job._delivery, self._unconfirmed.get(job._delivery, (job, None))) for job, _ in pairs)
+            with board.lock:
+                for job, _ in pairs[:LEARNED_MAX]:
+                    self._state.learn(job)
+            self._confirm([AckOutcome(job._delivery, failed[job._delivery]) for job, _ in pairs if job._delivery in failed])
+            pairs = []
         lost: list[tuple[Job, Exception]] = []
         with board.lock:
             good = pairs if not failed else [p for p in pairs if p[0]._delivery not in failed]
@@ -81,7 +104,7 @@ class Outcomes:
             self._state.acked += len(good)
             if not failed:
                 self._state.works()
-            self._state.fast = board.ahead() > 0
+            self._state.fast = not self._later and board.ahead() > 0
         for job, error in lost:
             self._state.lose(job._lane, error)
         if self._state.loud:
@@ -89,12 +112,58 @@ class Outcomes:
                 self._state.tell("acked", job, seconds=job._since)
         return True
 
+    def _confirm(self, outcomes: Sequence[AckOutcome]) -> bool:
+        """Apply what the source reports of the acks that were handed over, and of leases. Return whether there was anything."""
+        board, state = self._board, self._state
+        for delivery, error in outcomes:
+            job, rejected = self._unconfirmed.pop(delivery, (None, None))
+            if job is None:
+                self._lose(delivery, error)
+                continue
+            if error is not None and rejected is None and not isinstance(error, (LeaseLost, *HOPELESS)):
+                state.complain(error)
+                self._unconfirmed[delivery] = job, rejected
+                with board.lock:
+                    board.again.append(job)
+                continue
+            with board.lock:
+                board.confirmed(job._lane, state.clock())
+            if error is not None:
+                state.lose_job(job, error)
+            elif rejected is not None:
+                self._rejected(job, rejected)
+            else:
+                state.acked += 1
+                if state.loud:
+                    state.tell("acked", job, seconds=job._since)
+        if outcomes:
+            state.works()
+        return bool(outcomes)
+
+    def end(self) -> None:
+        """Apply the outcomes that the source reported while it closed."""
+        if self._later:
+            self._confirm(self._source.completed())
+
+    def _lose(self, delivery: Delivery, error: Exception | None) -> None:
+        """Drop a message whose lease could not be extended, and the later ones of its lane."""
+        with self._board.lock:
+            lane = self._board.lanes.get(delivery.lease)
+            jobs = () if lane is None else tuple(lane.jobs)
+        job = next((job for job in jobs if job._delivery is delivery), None)
+        if job is not None and error is not None:
+            self._state.lose_job(job, error)
+
+    def _rejected(self, job: Job, error: Reject) -> None:
+        self._state.rejected += 1
+        self._state.tell("rejected", job, detail=f"{error.reason}; {FATES['dead_letter']}", error=error.__cause__)
+
     def _note_several(self, ended: int) -> None:
         """Note that this process runs more than one message, before the second one starts."""
         if self._single and (self._board.runs_several(ended) or self._state.gave_up):
             self._single = False
-            if self._state.holder is not None:
-                self._state.holder.note_several()
+            if self._source.holder is not None:
+                self._source.holder.note_several()
 
     def _refuse(
         self, job: Job, after: Job | None, error: Exception | None, lost: list[tuple[Job, Exception]], *, ack: bool
@@ -119,7 +188,7 @@ class Outcomes:
             for job in group.jobs:
                 if job._lane.alive and job._stage == SETTLING:
                     lanes.setdefault(job._lane, []).append(job)
-            plain = [lane for lane, jobs in lanes.items() if not any(job._failure or job._has_effects for job in jobs)]
+            plain = [lane for lane, jobs in lanes.items() if not any(job._failure or _needs_own(job) for job in jobs)]
             self._ack_all(board, [job for lane in plain for job in lanes[lane]])
             for lane in lanes.keys() - set(plain):
                 self._finish_lane(board, lanes[lane])
@@ -127,13 +196,7 @@ class Outcomes:
 
     def _ack_all(self, board: BatchBoard, jobs: list[Job]) -> None:
         """Ack messages without effects, in one transaction per shard."""
-        errors: Sequence[Any] = [None] * len(jobs)
-        try:
-            self._client.settling.ack([job._delivery for job in jobs])
-        except PartialFailure as e:
-            errors = e.results
-        except (LeaseLost, StoreError) as e:
-            errors = [e] * len(jobs)
+        errors = self._source.ack_each([job._delivery for job in jobs])
         good = [job for job, error in zip(jobs, errors, strict=True) if error is None]
         self._acked(board, good)
         again = []
@@ -156,11 +219,11 @@ class Outcomes:
                 return
             error = job._failure
             if error is None:
-                error = commit(job) if job._has_effects else self._ack_one(job)
+                error = commit(job) if _needs_own(job) else self._source.ack_each([job._delivery])[0]
                 if error is None:
                     self._acked(board, [job])
                     continue
-                if not job._has_effects and isinstance(error, StoreError) and not isinstance(error, HOPELESS):
+                if not _needs_own(job) and isinstance(error, StoreError) and not isinstance(error, HOPELESS):
                     self._state.complain(error)
                     self._again(board, jobs[n:])
                     return
@@ -174,13 +237,6 @@ class Outcomes:
             with board.lock:
                 board.failed.append((job, error))
             return
-
-    def _ack_one(self, job: Job) -> BaseException | None:
-        try:
-            self._client.settling.ack([job._delivery])
-        except (LeaseLost, StoreError) as e:
-            return e
-        return None
 
     def _acked(self, board: BatchBoard, jobs: list[Job]) -> None:
         with board.lock:
@@ -225,7 +281,7 @@ class Outcomes:
         self._noted = {job: text for job, text in said.items() if text}
         if new:
             try:
-                self._client.settling.note([(job._delivery, text) for job, text in new])
+                self._source.report(OUTPUT, [(job._delivery, text) for job, text in new])
             except StoreError as e:
                 self._noted.clear()
                 self._state.complain(e)
@@ -279,25 +335,46 @@ class Outcomes:
         for wait, some in self._portions(jobs, lambda job: job, failed=False):
             with self._board.lock:
                 why = [self.waiting(circuits.withhold(job, failed=False)) for job in some]
-            results = self._client.settling.defer_failed([job._delivery for job in some], wait, why, began=False)
+            results = self._source.hold([job._delivery for job in some], wait, why, began=False)
             for job, reason, trouble in zip(some, why, results, strict=True):
                 if trouble is None:
                     self._state.deferred += 1
                     if self._state.loud:
                         self._state.tell("deferred", job, detail=reason.error or "", wait_seconds=wait)
                 elif not isinstance(trouble, (LeaseLost, *HOPELESS)):
-                    self._client.settling.release_rest([job._delivery])
+                    self._source.release([job._delivery])
                     self._state.complain(trouble)
 
+    def postpone_limited(self, now: float) -> bool:
+        """Postpone messages whose type is at its limit, if they are too many to hold. No attempt is charged.
+
+        Otherwise a backlog of one type would fill the buffer, and no message of another type would be leased.
+
+        Returns:
+            Whether there were any.
+        """
+        board = self._board
+        if board.passed_jobs <= board.limits.batch:
+            return False
+        with board.lock:
+            back = board.surplus(board.limits.batch)
+        for start in range(0, len(back), POSTPONED_TOGETHER):
+            some = [job._delivery for job in back[start : start + POSTPONED_TOGETHER]]
+            wait = max(self.postponed_to - now, LIMITED_SECONDS) + len(some) / LIMITED_PER_SECOND
+            if any(self._source.hold(some, wait, LIMITED)):
+                self._source.release(some)
+            now = self._state.clock()
+            self.postponed_to = now + wait
+        return True
+
     def _postpone_some(self, wait: float, some: Sequence[tuple[Job, Exception]]) -> None:
-        results = self._client.settling.defer_failed(
-            [job._delivery for job, _ in some],
-            wait,
-            [AttemptFailure(_reason(error), job._said, kept_traceback(error)) for job, error in some],
+        endings = [Ending.of(error, job._said) for job, error in some]
+        results = self._source.hold(
+            [job._delivery for job, _ in some], wait, [AttemptFailure(e.reason, e.output, e.traceback) for e in endings]
         )
-        for (job, error), trouble in zip(some, results, strict=True):
+        for (job, error), ending, trouble in zip(some, endings, results, strict=True):
             if trouble is None:
-                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", wait)
+                self._deferred(job, f"{ending.reason}; {UNCHARGED}", wait)
             elif isinstance(trouble, (LeaseLost, *HOPELESS)):
                 self._state.lose(job._lane, trouble)
             else:
@@ -319,28 +396,17 @@ class Outcomes:
                 return
             if isinstance(error, KeyboardInterrupt):
                 # The operator interrupted it, so release the message as if it had not been started.
-                self._client.settling.release_rest([d])
+                self._source.release([d])
                 self._state.drop(job._lane)
                 self._state.tell("released", job)
                 return
-            if isinstance(error, Reject):
-                self._client.settling.reject(d, error.reason, job._said, kept_traceback(error))
-                with self._board.lock:
-                    self._state.rejected += 1
-                    self._board.committed(job, self._state.clock())
-                self._state.tell("rejected", job, detail=f"{error.reason}; {FATES['dead_letter']}", error=error.__cause__)
-                return
-            if isinstance(error, Defer):
-                d.defer(error.delay_seconds, error.reason)
-                self._deferred(job, str(error), error.delay_seconds)
-                return
-            asked = error.delay if isinstance(error, Retry) else None
-            if asked is not None and self._is_spared(job):
-                d.defer(asked)
-                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", asked)
-                return
-            self._spare(job)
-            wait = self._client.settling.nack([d], asked, _reason(error), job._said, kept_traceback(error))
+            ending = Ending.of(error, job._said)
+            detail = str(error) if ending.kind == DEFERRED else ""  # a handler's own exception may have no text
+            if ending.kind == FAILED and ending.delay is not None and self._is_spared(job):
+                ending, detail = Ending(DEFERRED, delay=ending.delay), f"{ending.reason}; {UNCHARGED}"
+            elif ending.kind == FAILED:
+                self._spare(job)
+            wait = self._source.fail(d, ending)
         except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
             return
@@ -349,9 +415,19 @@ class Outcomes:
                 self._board.failed.append((job, error))
             self._state.complain(e)
             return
-        self._state.retried += 1
-        self._state.drop(job._lane)
-        self._tell_of_failure(job, error, wait)
+        if isinstance(error, Reject) and ending.kind == REJECTED and wait is None:
+            with self._board.lock:
+                (self._board.hand_over if self._later else self._board.committed)(job, self._state.clock())
+            if self._later:
+                self._unconfirmed[d] = job, error
+            else:
+                self._rejected(job, error)
+        elif ending.kind == DEFERRED:
+            self._deferred(job, detail, wait or 0.0)
+        else:
+            self._state.retried += 1
+            self._state.drop(job._lane)
+            self._tell_of_failure(job, error, wait)
 
     def _spare(self, job: Job) -> None:
         """Release the later messages of the batch, which did not fail, before the nack takes them with it.
@@ -363,13 +439,16 @@ class Outcomes:
         with self._board.lock:
             behind = next((other for other in job._lane.jobs if other.seq > job.seq), None)
         if behind is not None:
-            self._client.settling.release_rest([behind._delivery])
+            self._source.release([behind._delivery])
 
     def _tell_of_failure(self, job: Job, error: BaseException, wait: float | None) -> None:
-        at = "" if isinstance(error, Retry) else where(error)
+        at, config = "" if isinstance(error, Retry) else where(error), self._source.config
+        fate = FATES[config.on_poison]
+        if self._later and config.max_attempts is not None and job.attempt >= config.max_attempts:
+            wait, fate = None, "the next receive makes it a dead letter"  # the endpoint decides it, by the number of receives
         if wait is not None:
             self._state.tell("retried", job, detail=reason_of(error), where=at, wait_seconds=wait, error=error)
             return
         self._state.poison += 1
-        detail = f"{reason_of(error)}; out of attempts: {FATES[self._client.storage.config.on_poison]}"
+        detail = f"{reason_of(error)}; out of attempts: {fate}"
         self._state.tell("poison", job, detail=detail, where=at, error=error)

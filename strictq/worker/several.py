@@ -1,4 +1,4 @@
-"""Several queues in one worker: one worker per queue; they start, stop and fail together."""
+"""Several queues in one worker: each has a keeper of its own. They share the slots, and start, stop and fail together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import attrs
 
-from .. import _hints as hints
-from .._errors import StrictqError
-from .._stats import DurationEstimate
+from .._values import hints
+from .._values.errors import StrictqError
+from .._values.stats import DurationEstimate
+from .slot_pool import SlotPool
 
 SUMMED = (
     "acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred", "running", "preparing", "prepared", "buffered",
-    "prepared_bytes",
+    "prepared_bytes", "limited",
 )  # fmt: skip
 
 
@@ -31,10 +32,20 @@ class Runs(Protocol):
 
 
 class Several:
-    """The workers of one Worker with several queues."""
+    """The workers of several queues."""
 
-    def __init__(self, workers: Sequence[Any]) -> None:
+    def __init__(self, workers: Sequence[Any], weights: Sequence[float] = ()) -> None:
+        """Combine workers.
+
+        Args:
+            weights: the workers' shares of the slots of one. None are given: each worker has slots of its own.
+        """
         self.workers: tuple[Any, ...] = tuple(workers)
+        self._shares_slots = bool(weights)
+        if weights:
+            pool = SlotPool(self.workers[0]._board.limits.concurrency)
+            for worker, weight in zip(self.workers, weights, strict=True):
+                worker._board.share_slots(pool, weight)
 
     def run(self, *, drain: bool, grace_seconds: float | None) -> None:
         """Run each worker in a thread until all have ended. If one fails, stop the others and raise its error."""
@@ -99,6 +110,6 @@ class Several:
             margin_seconds=max(s.margin_seconds for s in each),
             prepare=DurationEstimate(),
             process=DurationEstimate(),
-            busy_ratio=sum(s.busy_ratio for s in each) / len(each),
+            busy_ratio=min(1.0, sum(s.busy_ratio for s in each) / (1 if self._shares_slots else len(each))),
             breaker=next((s.breaker for s in each if s.breaker is not None), None),
         )

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal, Protocol
 
-from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
-from .._findings import WorkerEvent
-from .._observe import ANY_SHARD, notify
-from .._store.api import ProcessHold
-from .._types import Event
-from ..queue import Queue
+from .._platform.observe import ANY_SHARD, notify
+from .._values.errors import LeaseLost
+from .._values.findings import WorkerEvent
+from .._values.types import Event
 from .estimates import Estimates
 from .events import log, log_event, log_run, reason_of
 from .forecast import size_of
 from .job import Defer, HeldLane, Job, Reject
 from .schedule import Board
+from .source import AT_ONCE, BEFORE_NEXT, BEHIND, Source, SourceEvent
 
 AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
 """The longest wait after a transient failure of the store. The wait doubles with each further failure."""
 ENDING: Final = (SystemExit, KeyboardInterrupt)
 """Exceptions by which a handler ends the program."""
-HOPELESS: Final = (StoreCorrupt, SchemaMismatch)
-"""Permanent failures: the shard is unusable until an operator has repaired it. The other shards keep working."""
+
+
+UNCONFIRMED_MAX: Final = {AT_ONCE: 0, BEFORE_NEXT: 1, BEHIND: 10}
+"""With so many unconfirmed acks, a lane waits."""
 
 
 class Executor:
@@ -56,8 +56,8 @@ class State:
     """The shared state of the keeper's parts.
 
     Attributes:
+        source: where the messages come from.
         executors: the executors of the handlers.
-        holder: records the claims, so that they end with this process.
         acked, retried, deferred, poison, rejected, lost, timeouts: number of messages since the run began.
         busy_seconds: total time of the process handlers that returned. Changed under the board's lock.
         began, ended: `clock()` of the run's start and end; ended is None while it runs.
@@ -73,23 +73,22 @@ class State:
 
     def __init__(
         self,
-        queue: Queue,
+        source: Source,
         board: Board,
         estimates: Estimates,
         *,
         on_event: Callable[[WorkerEvent], None] | None = None,
         driver: Driver | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.queue = queue
-        self.client = queue._client
+        self.source = source
         self.board = board
+        board.source = source
+        board.unconfirmed_max = UNCONFIRMED_MAX[source.confirm]
         self.estimates = estimates
-        self.clock = clock
+        self.clock = clock = source.clock
         self.driver = driver
         self.executors: list[Executor] = []
         self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
-        self.holder: ProcessHold | None = None
         self.fast = False
         self.busy_seconds = 0.0
         self.began = clock()
@@ -97,9 +96,9 @@ class State:
         self.gave_up = False
         self.learned = False
         self.not_before = 0.0
-        self.observers = queue._storage.observers
+        self.observers = source.observers
         self._debugs = log.logger.isEnabledFor(logging.DEBUG)
-        self._own = (log_event,) if on_event is None else (log_event, on_event)
+        self._own: tuple[Callable[[WorkerEvent], None], ...] = (log_event,) if on_event is None else (log_event, on_event)
         self._failures = 0
         self.crashed: BaseException | None = None
         self.ending: BaseException | None = None
@@ -119,7 +118,7 @@ class State:
     def tell(self, kind: str, job: Job, **more: Any) -> None:
         """Report a change of a job's state. `more` are fields of a WorkerEvent."""
         d = job._delivery
-        limit = self.client.storage.config.max_attempts
+        limit = self.source.config.max_attempts
         self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), max_attempts=limit, **more))
 
     def tell_of_run(self, kind: Literal["worker_started", "worker_stopped"], detail: str) -> None:
@@ -131,6 +130,18 @@ class State:
         """Report a change of the worker's breaker, which concerns the whole queue."""
         self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
         notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
+
+    def tell_of_source(self, kind: SourceEvent, detail: str) -> None:
+        """Report that the source fails, or works again. Callable from any thread."""
+        self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
+        notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
+
+    def watch(self, hook: Callable[[WorkerEvent], None]) -> None:
+        """Call this for every event, too, until `unwatch`."""
+        self._own = (*self._own, hook)
+
+    def unwatch(self, hook: Callable[[WorkerEvent], None]) -> None:
+        self._own = tuple(each for each in self._own if each != hook)
 
     def _tell(self, event: WorkerEvent) -> None:
         notify((*self._own, *self.observers.worker_events), event)
@@ -204,7 +215,7 @@ class State:
     def release(self, back: list[Job]) -> None:
         """Release these jobs and all later ones of their lanes, as if they had never been leased."""
         if back:
-            self.client.settling.release_rest([job._delivery for job in back])
+            self.source.release([job._delivery for job in back])
             if self.loud:
                 for job in back:
                     self.tell("released", job)
@@ -237,10 +248,22 @@ class State:
         if head is not None:
             self.tell("lost", head, detail=str(error))
 
+    def lose_job(self, job: Job, error: Exception) -> None:
+        """Drop a lost message and the later ones of its lane, and cancel its handler. The ack of it may have been handed over."""
+        lane = job._lane
+        with self.board.lock:
+            working = self.board.lose_from(job) if job in lane.jobs else self.board.drop(lane)
+        self.lost += 1
+        self.tell("lost", job, detail=str(error))
+        self._cancel(working)
+
     def drop(self, lane: HeldLane) -> None:
         """Drop a lane, and cancel its running jobs."""
         with self.board.lock:
             working = self.board.drop(lane)
+        self._cancel(working)
+
+    def _cancel(self, working: list[Job]) -> None:
         for job in working:
             self.gave_up = True
             self.cancel(job)

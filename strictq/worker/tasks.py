@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import anyio
@@ -13,7 +13,8 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from .._handlers import require_ran
+from .._platform.observe import around
+from .._values.handlers import require_ran
 from ..aio.threads import from_any_thread
 from .dispatch import Handover
 from .job import Job, JobBatch
@@ -130,7 +131,7 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
     """Call a prepare handler and report its result."""
     result, error = None, None
     try:
-        result = require_ran("the handler", await handler(job))
+        result = await _call(handover, "prepare", handler, job, (job,))
     except BaseException as e:
         if _not_the_handlers(e):
             handover.prepared(job, None, _told(e), 0)
@@ -143,7 +144,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
     """Call a process handler and commit its effects."""
     error: BaseException | None = None
     try:
-        require_ran("the handler", await handler(job))
+        await _call(handover, "process", handler, job, (job,))
     except BaseException as e:
         if _not_the_handlers(e):
             handover.processed(job, _told(e))
@@ -159,13 +160,21 @@ async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) 
     """Call a batch handler and report its result."""
     error: BaseException | None = None
     try:
-        require_ran("the handler", await handler(list(group.jobs)))
+        jobs = list(group.jobs)
+        await _call(handover, "process", handler, jobs, jobs)
     except BaseException as e:
         if _not_the_handlers(e):
             handover.processed_group(group, _told(e))
             raise
         error = e
     handover.processed_group(group, error)
+
+
+async def _call(handover: Handover, stage: str, handler: AsyncHandler, argument: Any, jobs: Sequence[Job]) -> Any:
+    if not handover.observers.handling:
+        return require_ran("the handler", await handler(argument))
+    with around(handover.observers.handling, stage, jobs):
+        return require_ran("the handler", await handler(argument))
 
 
 def _told(error: BaseException) -> BaseException:

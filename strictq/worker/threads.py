@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from .. import _hints as hints
-from .._errors import StrictqError
-from .._handlers import require_ran
+from .._platform.observe import around
+from .._values import hints
+from .._values.errors import StrictqError
+from .._values.handlers import require_ran
 from .dispatch import Handover
 from .events import log
 from .job import Job, JobBatch
@@ -31,26 +32,33 @@ def weigh(result: Any) -> int:
 
 def run_prepare(handover: Handover, handler: Handler, job: Job) -> None:
     """Call a prepare handler and report its result."""
-    result, error = _call(handler, job)
+    result, error = _call(handover, "prepare", handler, job, (job,))
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
 
 
 def run_process(handover: Handover, handler: Handler, job: Job) -> None:
     """Call a process handler and commit its effects."""
-    _, error = _call(handler, job)
+    _, error = _call(handover, "process", handler, job, (job,))
     if handover.processed(job, error):
         handover.commit(job)
 
 
 def run_group(handover: Handover, handler: Handler, group: JobBatch) -> None:
     """Call a batch handler and report its result."""
-    _, error = _call(handler, list(group.jobs))
+    jobs = list(group.jobs)
+    _, error = _call(handover, "process", handler, jobs, jobs)
     handover.processed_group(group, error)
 
 
-def _call(handler: Handler, job: Any) -> tuple[Any, BaseException | None]:
+def _call(
+    handover: Handover, stage: str, handler: Handler, argument: Any, jobs: Sequence[Job]
+) -> tuple[Any, BaseException | None]:
     try:
-        result = require_ran("the handler", handler(job))
+        if handover.observers.handling:
+            with around(handover.observers.handling, stage, jobs):
+                result = require_ran("the handler", handler(argument))
+        else:
+            result = require_ran("the handler", handler(argument))
     except BaseException as e:  # the caller decides which of them end the program
         return None, e
     return result, None

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from .. import _hints as hints
-from .. import _validate as validate
-from .._config import FOREVER_SECONDS
-from .._errors import InvalidArgument
-from .._findings import WorkerEvent
-from .._handlers import is_async, require_runs
-from .._keys import Key
-from .._stats import DurationEstimate, OpenBreaker
-from .._views import Report
+from .._client import validate
+from .._values import hints
+from .._values.config import FOREVER_SECONDS
+from .._values.errors import InvalidArgument
+from .._values.findings import WorkerEvent
+from .._values.handlers import is_async, require_runs
+from .._values.keys import Key
+from .._values.stats import DurationEstimate, OpenBreaker
+from .._values.views import Report
 from ..queue import Queue
 from . import threads, turns
 from .batches import BatchBoard
@@ -35,15 +35,25 @@ from .loop import Keeper
 from .prefetch import Refill
 from .schedule import Board
 from .several import Several
+from .source import BATCHES, KEYS, STORED_ESTIMATES, HasSource, LocalSource, Source
 from .state import Driver, State
 
 if TYPE_CHECKING:
     from ..aio import AsyncQueue
+    from ..remote.aio import AsyncRemoteQueue
+    from ..remote.queue import RemoteQueue
+
+    WorkedOn = Queue | AsyncQueue | RemoteQueue | AsyncRemoteQueue | str
 
 BATCH = 2000
 BATCH_MAX = 100
 ZOMBIE_SECONDS = 0.5
 DEFAULT_BREAKER = Breaker()
+NOT_REMOTE = {
+    "keys": "is not available on a queue behind an endpoint, which delivers the messages of all groups",
+    "process_batch": "is not available on a queue behind an endpoint, whose messages are deleted one by one",
+}
+"""Why an argument is refused."""
 
 
 @attrs.frozen
@@ -57,6 +67,7 @@ class WorkerStats(Report):
         poison: messages that were out of attempts, so that `on_poison` took effect; included in `retried`.
         running, preparing, prepared, buffered: current numbers of messages. Prepared ones wait for their turn; buffered ones
             are not prepared yet.
+        limited: number of leased messages that wait because `max_running` handlers of their type run; not in `buffered`.
         prepared_bytes: bytes of waiting results; results being prepared count with an average size.
         prepared_wait_seconds: median time that recent results waited before use; None if there were none.
         margin_seconds: how much earlier than estimated prepare starts.
@@ -85,6 +96,7 @@ class WorkerStats(Report):
     deferred: int = 0
     breaker: OpenBreaker | None = None
     busy_ratio: float = 0.0
+    limited: int = 0
 
 
 class Worker:
@@ -111,14 +123,16 @@ class Worker:
 
     def __init__(
         self,
-        queue: Queue | AsyncQueue | Sequence[Queue | AsyncQueue],
+        queue: WorkedOn | Sequence[WorkedOn],
         process: Callable[..., Any] | None = None,
         prepare: Callable[..., Any] | None = None,
         *,
         process_batch: Callable[..., Any] | None = None,
         batch_max: int = BATCH_MAX,
+        batch_per_key: int | None = None,
         batch_wait_seconds: float = 0.0,
         concurrency: int = 8,
+        weights: Sequence[float] | None = None,
         executor: Literal["thread", "process"] = "thread",
         timeout_seconds: float | Callable[[Job], float | None] | None = None,
         prepare_timeout_seconds: float | None = None,
@@ -132,6 +146,7 @@ class Worker:
         lease_seconds: float | None = None,
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
+        affinity: Literal["prefer", "own", "none"] | None = None,
         propagate: Iterable[str] = (),
         breaker: Breaker | None = DEFAULT_BREAKER,
         on_event: Callable[[WorkerEvent], None] | None = None,
@@ -139,15 +154,19 @@ class Worker:
         """Create a worker. It starts with `run` or `serve`.
 
         Args:
-            queue: the queue, or a list of queues. All arguments, including concurrency, apply to each of them.
+            queue: the queue, or a list of queues, which share the slots by turns. The other arguments apply to each of them. A
+                queue may be one that `connect` returned, or its URL; the worker then connects to it, and closes the connection
+                when its run ends. Such a queue takes neither keys nor process_batch. affinity and consumer say nothing there.
             process, prepare: handlers, called with a Job. A generator function is refused, because calling it runs none of it.
             process_batch: instead of process, a handler that is called with a list of Jobs, those of a key in order. When it
                 returns, all are acked except those for which it called `job.fail(error)`. When it raises, all have failed. A
                 failed message is retried alone. The later messages of its key are returned with it, with no attempt charged.
             batch_max: most messages per batch, 1..10,000.
+            batch_per_key: most messages of one key per batch, so that more keys share it; None: batch_max.
             batch_wait_seconds: how long a batch that is not full waits for more messages.
             concurrency: messages processed in parallel, 1..10,000, each of a different key; as many may be prepared. With
-                process_batch, the number of batches, no two of which have messages of one key.
+                process_batch, the number of batches, no two of which have messages of one key. Several queues share them.
+            weights: of several queues, each one's share of the messages while all have some, 0.001 to 1,000; None: equal ones.
             executor: "thread", or "process" to run plain handlers in separate processes, for CPU-bound work. They must be
                 importable by name, and so must be the results of prepare.
             timeout_seconds, prepare_timeout_seconds: abandon a handler after this time, and retry its message. None: never; the
@@ -155,7 +174,8 @@ class Worker:
             process_seconds, prepare_seconds: estimates for messages without their own; None: those of the queue's configuration
                 when the worker starts, otherwise learned.
             learn: learn durations, and store them in the queue.
-            prepared_max: most results that wait for their turn, including those being prepared; None: twice the concurrency.
+            prepared_max: most results that wait for their turn, including those being prepared; None: twice the concurrency,
+                and one for each key that waits until an endpoint has confirmed its delete.
             prepared_bytes_max: no further message is prepared ahead while the results have more bytes. A single result may be
                 larger; sizes are learned from the first results.
             batch: most messages leased ahead, 1..100,000. The worker holds at most about half a second's work.
@@ -163,6 +183,8 @@ class Worker:
             lease_seconds: None: the queue's.
             keys: process only these keys.
             consumer: the consumer's name, shown by explain; None: host and process id.
+            affinity: the shards that it takes messages from; see `Queue.join`. None: "prefer" if the queue has several shards,
+                but "none" for a run with `drain`. A worker with `keys` takes them from all shards.
             propagate: names of headers that `job.send` copies from the job's message, unless they are passed, such as a
                 request's id.
             breaker: when to pause, for each group of keys, because most handlers fail, as during an outage. None: never. A run
@@ -173,28 +195,28 @@ class Worker:
         """
         propagate = validate.header_names(propagate)
         self._several: Several | None = None
+        if weights is not None and not isinstance(queue, list | tuple):
+            raise InvalidArgument("weights are for several queues")
         self._beside: AbstractContextManager[object] | None = None
         """A context that is entered while the worker runs."""
         self._check: Callable[[Job], object] | None = None
         """Called before a job is sent to a handler's process. It may raise what a handler may raise."""
         if isinstance(queue, list | tuple):
-            queues = [each if isinstance(each, Queue) else _sync(each) for each in queue]
-            if not queues or len({each.queue_id for each in queues}) != len(queues):
+            queues: list[Any] = [each if isinstance(each, str) else _sync(each) for each in queue]
+            if not queues or len({each if isinstance(each, str) else each.queue_id for each in queues}) != len(queues):
                 raise InvalidArgument("a worker takes one queue or more, each given once")
             self._several = Several([
                 Worker(
                     each, process, prepare, process_batch=process_batch, batch_max=batch_max,
-                    batch_wait_seconds=batch_wait_seconds, concurrency=concurrency, executor=executor,
-                    timeout_seconds=timeout_seconds, prepare_timeout_seconds=prepare_timeout_seconds,
+                    batch_per_key=batch_per_key, batch_wait_seconds=batch_wait_seconds, concurrency=concurrency,
+                    executor=executor, timeout_seconds=timeout_seconds, prepare_timeout_seconds=prepare_timeout_seconds,
                     process_seconds=process_seconds, prepare_seconds=prepare_seconds, learn=learn, prepared_max=prepared_max,
                     prepared_bytes_max=prepared_bytes_max, batch=batch, low_water=low_water, lease_seconds=lease_seconds,
-                    keys=keys, consumer=consumer, propagate=propagate, breaker=breaker, on_event=on_event,
+                    keys=keys, consumer=consumer, affinity=affinity, propagate=propagate, breaker=breaker,
+                    on_event=on_event,
                 )
                 for each in queues
-            ])  # fmt: skip
-            queue = queues[0]
-        self._queue: Queue = queue if isinstance(queue, Queue) else _sync(queue)
-        self._queue._client.storage.require_open()
+            ], _weights(weights, len(queues)))  # fmt: skip
         if process is None and process_batch is None:
             raise InvalidArgument("process must be a handler", hint=hints.BATCH_OR_SINGLE)
         if process is not None and process_batch is not None:
@@ -204,6 +226,8 @@ class Worker:
         if batches and (prepare is not None or executor == "process"):
             raise InvalidArgument("process_batch goes with neither prepare nor executor='process'")
         validate.whole("batch_max", batch_max, 1, 10_000)
+        if batch_per_key is not None:
+            validate.whole("batch_per_key", batch_per_key, 1, 10_000)
         batch_wait = validate.microseconds("batch_wait_seconds", batch_wait_seconds) / 1e6
         self._prepare = None if prepare is None else _handler("prepare", prepare)
         validate.whole("concurrency", concurrency, 1, 10_000)
@@ -245,7 +269,9 @@ class Worker:
             process_timeout=timeout_seconds,
             prepare_timeout=prepare_timeout_seconds,
             batch_max=batch_max if batches else 0,
+            batch_per_key=batch_per_key or 0,
             batch_wait=batch_wait,
+            prepares_more=prepared_max is None,
         )
         circuits = None if breaker is None else Circuits(breaker)
         self._breaker_given = breaker is not DEFAULT_BREAKER
@@ -255,13 +281,35 @@ class Worker:
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
-        self._refill = Refill(limits.batch, low_water, lease_seconds, wanted, consumer)
-        # Validates these arguments now.
-        self._queue._receiving.request(1, None, lease_seconds, wanted, consumer)
+        self._refill = Refill(limits.batch, low_water)
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()
         self._claimed = False
         self._stop: tuple[float | None] | None = None
+        self._connection: RemoteQueue | None = None
+        """The queue that was connected here, from its URL. Closed when the run ends."""
+        if self._several is not None:
+            self._source: Source = self._several.workers[0]._source
+            return
+        if isinstance(queue, str):
+            from ..remote.queue import connect
+
+            queue = self._connection = connect(queue)
+        try:
+            worked_on = _sync(queue)
+            if isinstance(worked_on, Queue):
+                self._source = LocalSource(
+                    worked_on, lease_seconds=lease_seconds, keys=wanted, consumer=consumer, affinity=affinity
+                )
+            else:
+                self._source = worked_on._source(batch=batch, lease_seconds=lease_seconds)
+            self._source.require_open()
+            for argument, capability, is_given in (("keys", KEYS, keys is not None), ("process_batch", BATCHES, batches)):
+                if is_given and capability not in self._source.capabilities:
+                    raise InvalidArgument(f"{argument} {NOT_REMOTE[argument]}", hint=hints.ALL_GROUPS)
+        except BaseException:
+            self._disconnect()
+            raise
 
     # ---- running
 
@@ -304,15 +352,18 @@ class Worker:
             with self._signals(grace_seconds):
                 anyio.run(self._serve, drain, grace_seconds)
             return
-        with self._signals(grace_seconds), self._beside or nullcontext():
-            keeper = self._begin(drain, grace_seconds)
-            pools = list(self._pools(keeper.state))
-            keeper.state.executors += pools
-            try:
-                keeper.run()
-            finally:
-                for pool in pools:
-                    pool.stop(ZOMBIE_SECONDS if keeper.state.gave_up else None)
+        try:
+            with self._signals(grace_seconds), self._beside or nullcontext():
+                keeper = self._begin(drain, grace_seconds)
+                pools = list(self._pools(keeper.state))
+                keeper.state.executors += pools
+                try:
+                    keeper.run()
+                finally:
+                    for pool in pools:
+                        pool.stop(ZOMBIE_SECONDS if keeper.state.gave_up else None)
+        finally:
+            self._disconnect()
 
     async def serve(self, *, drain: bool = False) -> None:
         """Work until stopped, inside the caller's event loop of asyncio or trio. Signals are not handled. See `run`.
@@ -328,9 +379,10 @@ class Worker:
     async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None:
         from .event_loop import serve
 
-        keeper = self._begin(drain, grace_seconds)
-        pools = list(self._pools(keeper.state))
         with ExitStack() as stack:
+            stack.callback(self._disconnect)
+            keeper = self._begin(drain, grace_seconds)
+            pools = list(self._pools(keeper.state))
             if self._beside is not None:
                 from anyio.to_thread import run_sync
 
@@ -353,23 +405,31 @@ class Worker:
         if self._keeper is not None:
             self._keeper.stop(None if deadline_seconds is None else self._keeper.state.clock() + deadline_seconds)
 
+    def _disconnect(self) -> None:
+        """Close the connection that was made for this worker."""
+        if self._connection is not None:
+            self._connection.close()
+
     def _claim(self) -> None:
         with self._lock:
             if self._stop is not None:
                 raise InvalidArgument("this worker was stopped", hint=hints.ANOTHER_WORKER)
             if self._claimed:
                 raise InvalidArgument("a worker runs once", hint=hints.ANOTHER_WORKER)
-            self._queue._client.storage.require_open()
+            self._source.require_open()
             self._claimed = True
 
     def _begin(self, drain: bool, grace_seconds: float | None) -> Keeper:
-        self._estimates.load(self._queue._operations.estimates())
-        self._estimates.take_defaults(self._queue.config)
+        self._estimates.load(self._source.estimates())
+        self._estimates.take_defaults(self._source.config)
         if drain and not self._breaker_given:
             self._board.circuits = None  # otherwise a handler that always fails would keep the run from ending
+        rules = self._source.tenancy
+        if rules is not None:
+            self._board.take_turns(rules)
         if drain and isinstance(self._board, BatchBoard):
             self._board.wait = 0.0  # a draining run has no more messages to wait for
-        state = State(self._queue, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
+        state = State(self._source, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
         self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
         if self._stop is not None:  # a signal or another thread stopped it already
             self.stop(*self._stop)
@@ -391,7 +451,7 @@ class Worker:
             if self._executor == "process":
                 from .processes import Child
 
-                child = Child(name, handler, state.client.storage, self._check)
+                child = Child(name, handler, state.source, self._check)
                 handler, before, leave = child, child.ready, child.close
             yield threads.Threads(
                 name,
@@ -433,7 +493,7 @@ class Worker:
             return totals
         board, state = self._board, self._keeper.state if self._keeper else None
         if state is None:
-            self._estimates.load(self._queue._operations.estimates())
+            self._estimates.load(self._source.estimates())
         breaker = None if self._keeper is None else self._keeper.outage.report()
         with board.lock:
             waits = list(board.waits)
@@ -450,6 +510,7 @@ class Worker:
                 preparing=len(board.preparing),
                 prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),
                 buffered=board.buffered,
+                limited=board.passed_jobs,
                 prepared_bytes=board.prepared_bytes,
                 prepared_wait_seconds=statistics.median(waits) if waits else None,
                 margin_seconds=self._estimates.margin.seconds,
@@ -471,13 +532,30 @@ class Worker:
             return
         with self._board.lock:
             self._estimates.reset()
-        self._queue.reset_estimates()
+        if STORED_ESTIMATES in self._source.capabilities:
+            self._source.keep_estimates(None)
 
 
-def _sync(queue: Any) -> Queue:
-    inner = getattr(queue, "sync", None)
-    if not isinstance(inner, Queue):
-        raise InvalidArgument(f"a worker takes a Queue, not {type(queue).__name__}")
+def _weights(given: object, count: int) -> list[float]:
+    """Return the weights of several queues.
+
+    Raises:
+        InvalidArgument: they are invalid, or not as many as there are queues.
+    """
+    if given is None:
+        return [1.0] * count
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise InvalidArgument(f"weights must be a list of {count} numbers, one for each queue")
+    for weight in given:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.001 <= weight <= 1_000:
+            raise InvalidArgument(f"a weight must be 0.001 to 1,000, not {weight!r}")
+    return [float(weight) for weight in given]
+
+
+def _sync(queue: Any) -> Queue | HasSource:
+    inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", queue)
+    if not isinstance(inner, Queue) and not callable(getattr(inner, "_source", None)):
+        raise InvalidArgument(f"a worker takes a Queue or the URL of one, not {type(queue).__name__}")
     return inner
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from click.testing import CliRunner
 
 import strictq
 from strictq.cli import app
-from strictq.demo import consumer, plot, runner, working
+from strictq.demo import consumer, runner, working
 from strictq.demo.events import ledgers
-from strictq.worker.timeline import PREPARE, PROCESS, Bar, Timeline
+from strictq.demo.timeline import PREPARE, PROCESS, Bar, Timeline
+from tests.support.running import PATIENCE_SECONDS, until
 
 QUICK = ("--worker", "--events", "24", "--keys", "3", "--fetch", "0.004", "--process", "0.006")
-PATIENCE_SECONDS = 60.0
 
 
 def demo(*args: object) -> Any:
@@ -61,15 +59,6 @@ def test_json_and_the_queue_that_is_kept(tmp_path: Path) -> None:
         assert (q.stats().depth, q.stats().dead, q.check()) == (0, 0, [])
 
 
-def test_a_file_of_events_will_do(tmp_path: Path) -> None:
-    rows = [{"k": i % 3, "old": i // 3, "new": i // 3 + 1} for i in range(12)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    args = ("--worker", "--input", tmp_path / "in.jsonl", "--key-field", "k", "--fetch", 0, "--process", 0, "--json")
-    result = demo(*args)
-    assert result.exit_code == 0, result.output
-    assert "chain old → new" in json.loads(result.stdout)["checked_by"]
-
-
 def test_what_went_wrong_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that records nothing for some: the verdict finds them, and the exit code is 1."""
     record = working.handle
@@ -93,47 +82,6 @@ def test_a_svg_needs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == [tmp_path / "overlap.svg"]
 
 
-def test_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    code = "from strictq.cli import main; main()"
-    path = tmp_path / "overlap.png"
-    path.write_bytes(b"of an earlier run")
-    done = subprocess.run(
-        [sys.executable, "-c", code, "demo", *QUICK, "--plot", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert str(path) in done.stdout
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("name", ["o.svg", "o.png"])
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_picture_has_the_mode_that_the_umask_leaves(tmp_path: Path, name: str, umask: int, mode: int) -> None:
-    if name.endswith("png"):
-        pytest.importorskip("matplotlib")
-    timeline = Timeline()
-    timeline.bars = [Bar(PREPARE, "k", 1, 0.0, 1.0), Bar(PROCESS, "k", 1, 1.0, 2.0)]
-    before = os.umask(umask)
-    try:
-        plot.draw(timeline, tmp_path / name)
-    finally:
-        os.umask(before)
-    assert (tmp_path / name).stat().st_mode & 0o777 == mode
-
-
-def test_without_matplotlib_a_png_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))
-    monkeypatch.setattr(working, "run", lambda *_: pytest.fail("it ran"))
-    result = demo(*QUICK, "--plot", tmp_path / "x.png")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert 'pip install "strictq[plot]"' in result.stderr
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -145,8 +93,8 @@ def test_without_matplotlib_a_png_is_refused_before_anything_runs(tmp_path: Path
         (["--worker", "--fetch", "nan"], "--fetch"),
         (["--worker", "--process", -1], "--process"),
         (["--worker", "--concurrency", 0], "--concurrency"),
-        (["--worker", "--plot", "x.gif"], "a picture is a .png or a .svg file"),
-        (["--worker", "--plot", "no/such/x.svg"], "no/such is not a directory"),
+        (["--worker", "--plot", "x.png"], "--plot needs a .svg file"),
+        (["--worker", "--plot", "no/such/x.svg"], "in a directory that exists"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[object], said: str) -> None:
@@ -157,26 +105,13 @@ def test_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_that_can_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(strictq.InvalidArgument, match="No space left"):
-        plot.draw(Timeline(), tmp_path / "x.svg")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_quietly_and_leaves_nothing(tmp_path: Path, number: signal.Signals, expected: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "from strictq.cli import main; main()", "demo", "--worker", "--process", "5"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not any(tmp_path.glob("*/demo.strictq/*")):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: any(tmp_path.glob("*/demo.strictq/*")))
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (expected, ""), err

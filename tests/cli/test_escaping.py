@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 import strictq
 from strictq.cli._words import encoded
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.command import in_process, strictq_command
 
 NASTY = "".join(map(chr, [
     0x07, 0x1B, 0x7F, *range(0x80, 0xA0), 0xAD, 0x61C, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2028,
@@ -24,14 +22,14 @@ KEY = f"k{NASTY}"
 
 def run(*words: object, lines: str = "") -> str:
     """What a command prints; its errors are fine, too."""
-    done = subprocess.run(
-        [sys.executable, "-m", "strictq", *map(str, words)],
-        input=lines.encode(), capture_output=True, timeout=PATIENCE_SECONDS, check=False, env={"PYTHONUTF8": "1", "PATH": ""},
-    )  # fmt: skip
-    assert b"Traceback" not in done.stderr
-    errors = done.stderr.decode()
+    done = in_process(*words, input=lines)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return printed(done.stdout, done.stderr)
+
+
+def printed(out: str, errors: str) -> str:
     assert all(c.isprintable() or c == "\n" for c in errors), ascii(errors)
-    return done.stdout.decode()
+    return out
 
 
 @pytest.mark.parametrize("value", [NASTY, "lone \udc9b", FINE, {NASTY: [NASTY, 1.5, None]}, "\N{ZERO WIDTH JOINER}🦀"], ids=ascii)
@@ -52,7 +50,7 @@ def hostile(path: Path) -> Path:
     """A queue with what may steer a terminal in every place that commands show."""
     with strictq.open(path, create=False) as q:
         q.app_schema("CREATE TABLE app_t (x)")
-        q.configure(history="bodies")
+        q.configure(history="bodies", output_seconds=60.0)
         for _ in range(4):
             q.send(NASTY.encode(), KEY, headers={NASTY: NASTY})
         q.receive(1, consumer=f"c{NASTY}")[0].reject(NASTY)
@@ -60,8 +58,7 @@ def hostile(path: Path) -> Path:
         d.nack(reason=NASTY)
         with q.transaction(key=KEY) as tx:
             tx.execute("INSERT INTO app_t VALUES (?)", (NASTY,))
-        with q.receive(1)[0] as d:
-            pass
+        q.receive(1)[0].ack(output=NASTY)
         q.hold(KEY, NASTY)
     return path
 
@@ -78,6 +75,7 @@ def commands(path: Path) -> dict[str, list[object]]:
         "config": ["config", path],
         "peek": ["peek", path, KEY],
         "status": ["status", path, KEY, "1"],
+        "output": ["output", path, KEY, "2"],
         "explain": ["explain", path, KEY],
         "redrive": ["redrive", path, KEY],
         "release": ["release", path, KEY],
@@ -95,6 +93,13 @@ def test_no_command_prints_it_raw(hostile: Path, name: str, as_json: bool) -> No
     if as_json:
         for line in out.splitlines():
             json.loads(line)
+
+
+def test_a_process_of_its_own_prints_the_same(hostile: Path) -> None:
+    for name in ("explain", "dead"):
+        words = list(map(str, commands(hostile)[name]))
+        _, out, errors = strictq_command(hostile, *words, "--json")
+        assert printed(out, errors) == run(*words, "--json")
 
 
 def test_receive_prints_the_same_value(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,7 +18,8 @@ import click
 import pytest
 
 import strictq
-from strictq import Message, _query_reports
+from strictq import Message
+from strictq._client import query_reports as _query_reports
 from strictq.cli import COMMANDS, app
 from strictq.cli._words import moment, shown_key, size, span
 from tests.support.command import (
@@ -29,11 +31,10 @@ from tests.support.command import (
     json_lines,
     start,
     strictq_command,
-    wait_until_asleep,
 )
-from tests.support.handouts import holder
+from tests.support.recorded_batches import holder
+from tests.support.running import PATIENCE_SECONDS, until
 
-PATIENCE_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 
@@ -73,6 +74,31 @@ LOOKS = [
     ["config", "{q}"],
     ["check", "{q}"],
 ]
+IN_TURN = """
+import json, sys
+from strictq.cli import main
+
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    try:
+        main()
+    except SystemExit as e:
+        print(f"\\0{e.code}", flush=True)
+"""
+"""Runs commands one after the other in one process, with a NUL and the exit code behind what each prints."""
+
+
+def looks(filled: Path) -> str:
+    """Return the argument of IN_TURN for all of LOOKS."""
+    return json.dumps([[a.replace("{q}", str(filled)) for a in args] for args in LOOKS])
+
+
+def printed(shown: str) -> dict[str, str]:
+    """Return what each of LOOKS printed. Each must have succeeded."""
+    *found, rest = re.split("\0", shown)
+    codes = [line.partition("\n")[0].strip() for line in [*found[1:], rest]]
+    assert codes == ["0"] * len(LOOKS), shown
+    texts = [found[0], *(text.partition("\n")[2] for text in found[1:])]
+    return {args[0]: text for args, text in zip(LOOKS, texts, strict=True)}
 
 
 # ---------------------------------------------------------------- the list of commands
@@ -109,13 +135,12 @@ def test_the_help_and_one_command_import_only_what_they_need(filled: Path, tmp_p
     )
     for args, absent in (
         (["--help"], {"rich", "orjson", "strictq.worker", "strictq.cli.send", "strictq.cli._command"}),
-        (["completion", "bash"], {"rich", "orjson", "strictq.worker", "strictq.cli.send"}),
         (["stats", str(filled)], {"rich", "orjson", "strictq.worker", "strictq.demo", "strictq.bench", "asyncio", "zipfile"}),
         (["stats", str(filled), "--json"], {"rich", "orjson", "strictq.worker", "strictq.cli._terminal", "asyncio", "logging"}),
         # Counting takes less time than the import of what single looks bring, or of what checks, damaged files and shells need.
         (
             ["stats", str(filled)],
-            {"strictq._findings", "strictq._store.check", "strictq._store.disk.pages", "click.shell_completion"},
+            {"strictq._values.findings", "strictq._store.whole.check", "strictq._store.disk.pages", "click.shell_completion"},
         ),
     ):
         done = subprocess.run(
@@ -142,7 +167,6 @@ def test_version_and_unknown_commands(tmp_path: Path) -> None:
         ("click.core", ["--help"]),
         ("orjson", ["send", "q"]),
         ("rich", ["work", "q", "--", "true"]),
-        ("orjson", ["demo", "--input", "lines"]),
     ],
 )
 def test_a_missing_extra_is_one_line(tmp_path: Path, missing: str, args: list[str]) -> None:
@@ -250,16 +274,14 @@ def test_no_duration_is_not_a_number(path: Path) -> None:
 # ---------------------------------------------------------------- terminals
 
 
-@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
-def test_a_terminal_of_40_columns(filled: Path, tmp_path: Path, args: list[str]) -> None:
+def test_a_terminal_of_40_columns(filled: Path, tmp_path: Path) -> None:
     from rich.cells import cell_len
 
-    words = [a.replace("{q}", str(filled)) for a in args]
-    code, shown = in_a_terminal(tmp_path, *words, COLUMNS="40", NO_COLOR="1")
-    assert code == 0, shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert [line for line in plain.splitlines() if cell_len(line.rstrip()) > 40] == []
-    assert COLOUR.findall(shown) == []
+    _, shown = in_a_terminal(tmp_path, looks(filled), main=IN_TURN, COLUMNS="40", NO_COLOR="1")
+    for name, text in printed(shown).items():
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        assert [line for line in plain.splitlines() if cell_len(line.rstrip()) > 40] == [], name
+        assert COLOUR.findall(text) == [], name
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -278,12 +300,11 @@ MOVES = re.compile(r"\x1b\[(?:\d*[AGK]|\?25[lh])")
 """Up, erase, to the start of the line, hide and show the cursor: how a bar writes over itself."""
 
 
-@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=lambda e: next(iter(e)))
-def test_no_color_is_no_escape_at_all(filled: Path, tmp_path: Path, env: dict[str, str], args: list[str]) -> None:
-    code, shown = in_a_terminal(tmp_path, *[a.replace("{q}", str(filled)) for a in args], **env)
-    assert code == 0, shown
-    assert "\x1b" not in (shown if "TERM" in env else MOVES.sub("", shown))
+def test_no_color_is_no_escape_at_all(filled: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    _, shown = in_a_terminal(tmp_path, looks(filled), main=IN_TURN, **env)
+    for name, text in printed(shown).items():
+        assert "\x1b" not in (text if "TERM" in env else MOVES.sub("", text)), name
 
 
 MOVING = [
@@ -296,6 +317,7 @@ MOVING = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("args", MOVING, ids=lambda a: a[0])
 def test_what_moves_on_a_terminal_is_plain_too(filled: Path, tmp_path: Path, args: list[str]) -> None:
     (tmp_path / "lines").write_text('{"k": "a"}\n' * 1000)
@@ -307,17 +329,19 @@ def test_what_moves_on_a_terminal_is_plain_too(filled: Path, tmp_path: Path, arg
     assert "\r" not in shown.replace("\r\n", "")
 
 
-@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
-def test_a_pipe_gets_whole_lines_and_no_escapes(filled: Path, tmp_path: Path, args: list[str]) -> None:
-    code, out, err = strictq_command(tmp_path, *[a.replace("{q}", str(filled)) for a in args])
-    assert (code, err) == (0, "")
-    assert out
-    assert "\x1b" not in out
+def test_a_pipe_gets_whole_lines_and_no_escapes(filled: Path, tmp_path: Path) -> None:
+    with start(tmp_path, looks(filled), main=IN_TURN) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert err == ""
+    for name, text in printed(out).items():
+        assert text, name
+        assert "\x1b" not in text, name
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "args",
-    [*LOOKS, ["receive", "{q}"], ["--help"], ["--version"], ["send", "--help"], ["completion", "bash"]],
+    [*LOOKS, ["receive", "{q}"], ["--help"], ["--version"], ["send", "--help"]],
     ids=lambda a: " ".join(a[:2]),
 )
 def test_an_output_that_is_gone_or_full(filled: Path, tmp_path: Path, args: list[str]) -> None:
@@ -394,10 +418,12 @@ def test_purge_asks_on_a_terminal(
     while not asked.endswith("[y/N]: ") and (character := process.stderr.read(1)):
         asked += character
     assert re.fullmatch(question + re.escape(" [y/N]: "), asked)
-    wait_until_asleep(process)
-    os.write(parent, answer)
-    err = process.stderr.read()
-    process.communicate(timeout=PATIENCE_SECONDS)
+    # A signal that arrives just before the process waits for the answer interrupts no wait. So Ctrl-C is pressed until it ends.
+    for _ in range(int(PATIENCE_SECONDS)):
+        os.write(parent, answer)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, err = process.communicate(timeout=4)
+            break
     os.close(parent)
     assert (process.returncode, err) == (code, said)
     if words == "purge":
@@ -514,10 +540,7 @@ def test_bench(tmp_path: Path) -> None:
 def test_bench_leaves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     process = start(tmp_path, "bench", "here", "--durability", "process", "--rounds", "100")
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not list((tmp_path / "here").iterdir()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: list((tmp_path / "here").iterdir()))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out, err) == (130, "", "")
@@ -525,26 +548,11 @@ def test_bench_leaves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_script(shell: str) -> None:
-    result = in_process("completion", shell)
-    assert result.exit_code == 0
-    assert "_STRICTQ_COMPLETE" in result.stdout
-    (found,) = json_lines(in_process("completion", shell, "--json").stdout)
-    assert found == {"shell": shell, "script": result.stdout.rstrip("\n"), "installed": None}
-
-
-def test_completion_is_installed_at_home(tmp_path: Path) -> None:
-    process = start(tmp_path, "completion", "bash", "--install", env=environment(tmp_path, HOME=str(tmp_path)))
+def test_a_shell_gets_its_completion_script(tmp_path: Path, shell: str) -> None:
+    process = start(tmp_path, env=environment(tmp_path, _STRICTQ_COMPLETE=f"{shell}_source"))
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, err
-    assert str(tmp_path) in out
-    assert any("_STRICTQ_COMPLETE" in p.read_text() for p in tmp_path.rglob("*") if p.is_file())
-    before = (tmp_path / ".bashrc").read_text()
-    assert ".bash_completions/strictq.sh" in before
-    process = start(tmp_path, "completion", "bash", "--install", env=environment(tmp_path, HOME=str(tmp_path)))
-    assert process.wait(PATIENCE_SECONDS) == 0
-    process.communicate()
-    assert (tmp_path / ".bashrc").read_text() == before, "once is enough"
+    assert (process.returncode, err) == (0, "")
+    assert f"_STRICTQ_COMPLETE={shell}_complete" in out
 
 
 @pytest.mark.parametrize(

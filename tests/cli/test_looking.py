@@ -15,10 +15,10 @@ import pytest
 
 import strictq
 from strictq import Message
-from tests.support.campaign import wait_until
 from tests.support.command import in_process, json_lines, strictq_command
-from tests.support.handouts import holder, read
 from tests.support.injection import lose_ready
+from tests.support.recorded_batches import holder, read
+from tests.support.running import until
 
 
 @pytest.fixture
@@ -52,6 +52,15 @@ def fill(q: strictq.Queue, key: Any, count: int) -> None:
 
 
 # ---------------------------------------------------------------- looking
+
+
+@pytest.mark.parametrize("command", ["stats", "explain", "check", "config", "shards"])
+def test_a_url_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = in_process(command, "sqs+http://user:secret@host/queue/x", "key")
+    assert result.exit_code == 2
+    assert "a path is needed, not a URL" in result.stderr
+    assert "secret" not in result.stderr
 
 
 def test_top_keys(q: strictq.Queue, path: Path) -> None:
@@ -107,7 +116,7 @@ def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
     found = lines("peek", path, "k")
     assert [m["seq"] for m in found] == [1, 2, 3, 4]
     assert set(found[0]) == {
-        "key", "key_type", "seq", "id", "headers", "state", "attempts", "enqueued_at", "due_at", "expires_at",
+        "key", "key_type", "seq", "id", "headers", "dedup_id", "state", "attempts", "enqueued_at", "due_at", "expires_at",
         "body", "body_encoding",
     }  # fmt: skip
     assert (found[3]["headers"], found[3]["body_encoding"]) == ({"a": "b"}, "base64")
@@ -116,13 +125,32 @@ def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
     (d,) = q.receive(1, consumer="me")
     assert values("status", path, "k", 1) | {"until": 0} == {
         "key": "k", "key_type": "str", "seq": 1, "state": "in_flight", "attempts": 1, "consumer": "me", "until": 0,
-        "last_error": None, "last_output": None, "errors": [],
+        "last_error": None, "last_output": None, "errors": [], "progress": None,
     }  # fmt: skip
     d.ack()
     assert values("status", path, "k", 1)["state"] == "resolved"
     assert text("status", path, "k", 2) == "key k seq 2 state ready attempts 0"
     result = in_process("status", path, "k", 9)
     assert (result.exit_code, result.stderr) == (1, "strictq: key 'k' has no message with seq 9\n")
+
+
+def test_output(q: strictq.Queue, path: Path) -> None:
+    q.configure(output_seconds=60.0, keyless="round_robin")
+    fill(q, "k", 1)
+    receipt = q.send(b"")
+    result = in_process("output", path, "k", 1)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("strictq: no output of this message is kept, or it has not ended\n")
+    assert in_process("output", path, "k", 1, "--json", "--wait", 0.01).exit_code == 1
+    for d in q.receive():
+        d.ack(output=f"page 1\n{d.key} \x1b[31m")
+    assert text("output", path, "k", 1) == "page 1 k �[31m"
+    assert values("output", path, "k", 1) == {"key": "k", "key_type": "str", "seq": 1, "output": "page 1\nk \x1b[31m"}
+    assert values("output", path, "--id", receipt.id, "--shard", receipt.shard)["output"] == "page 1\nNone \x1b[31m"
+    for words in (("k", 9), ("nobody", 1), ("--id", 99, "--shard", 0)):
+        assert in_process("output", path, *words).exit_code == 1
+    for words in (("k",), (), ("k", 1, "--id", 1), ("k", 1, "--shard", 0), ("k", 1, "--wait", -1), ("k", 0)):
+        assert in_process("output", path, *words).exit_code == 2
 
 
 def test_keyless_messages_are_found_by_id(q: strictq.Queue, path: Path) -> None:
@@ -179,7 +207,7 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     found = lines("dead", path)
     assert len(found) == 6
     assert set(found[0]) == {
-        "key", "key_type", "seq", "id", "headers", "kind", "reason", "attempts", "enqueued_at", "died_at",
+        "key", "key_type", "seq", "id", "headers", "dedup_id", "kind", "reason", "attempts", "enqueued_at", "died_at",
         "body", "body_encoding", "errors", "output",
     }  # fmt: skip
     assert [(d["seq"], d["kind"], d["reason"]) for d in lines("dead", path, "a")] == [
@@ -235,7 +263,9 @@ def test_history(q: strictq.Queue, path: Path) -> None:
     assert lines("history", path, "--shard", some[0]["shard"], "--after", some[1]["n"]) == some[2:]
     assert len(lines("history", path, "--limit", 5)) == 5
     assert "acked" in text("history", path)
-    for args in (["--after", 1], ["a", "--shard", 0], ["--shard", 7]):
+    place = lines("history", path, "a")[0]
+    assert [r["seq"] for r in lines("history", path, "a", "--shard", place["shard"], "--after", place["n"])] == [2, 3]
+    for args in (["--after", 1], ["--shard", 7]):
         assert in_process("history", path, *args).exit_code == 2
     assert in_process("purge", path, "a", "--history").exit_code == 0
     assert lines("history", path, "a") == []
@@ -467,7 +497,7 @@ def test_operating_from_another_process(
     status, _, err = strictq_command(tmp_path, command, str(path), *words)
     assert (status, err) == (0, "")
     was = busy()
-    wait_until(lambda: busy() > was, "the program's own messages")
+    until(lambda: busy() > was, "the program's own messages")
     assert effect(q) == expected
     assert q.check() == []
 

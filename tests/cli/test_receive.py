@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ import strictq
 from strictq import Delivery, LeaseLost, Message, PartialFailure
 from strictq.cli import receive as module
 from tests.support.command import MAIN, environment, in_process, json_lines, start, strictq_command
-
-PATIENCE_SECONDS = 60.0
+from tests.support.running import PATIENCE_SECONDS, until
 
 
 def fill(path: Path, count: int, key: Any = "k", body: bytes = b"") -> None:
@@ -35,13 +32,6 @@ def counts(path: Path) -> tuple[int, int, int]:
     return stats.ready, stats.in_flight, stats.acks
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_messages_as_json_lines(path: Path) -> None:
     with strictq.open(path) as q:
         q.send("ä".encode(), "a", headers={"h": "1"})
@@ -51,7 +41,8 @@ def test_messages_as_json_lines(path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     found = {m["key_type"]: m for m in json_lines(result.stdout)}
     assert set(found["str"]) == {
-        "key", "key_type", "seq", "id", "body", "body_encoding", "headers", "attempt", "enqueued_at", "token", "shard",
+        "key", "key_type", "seq", "id", "body", "body_encoding", "headers", "dedup_id", "attempt", "enqueued_at",
+        "token", "shard",
     }  # fmt: skip
     assert [found["str"][n] for n in ("key", "seq", "body", "body_encoding", "headers", "attempt")] == [
         "a", 1, "ä", "utf-8", {"h": "1"}, 1,
@@ -199,7 +190,7 @@ def test_a_follower_ends_quietly(path: Path, tmp_path: Path, number: signal.Sign
     fill(path, 2)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["seq"] == 1
-    wait_for(lambda: counts(path) == (0, 0, 2))
+    until(lambda: counts(path) == (0, 0, 2))
     process.send_signal(number)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (code, "")
@@ -208,10 +199,10 @@ def test_a_follower_ends_quietly(path: Path, tmp_path: Path, number: signal.Sign
 def test_a_signal_while_the_reader_is_stuck_gives_back(path: Path, tmp_path: Path) -> None:
     fill(path, 50, body=b"x" * 100_000)
     process = start(tmp_path, "receive", str(path), "--drain")
-    wait_for(lambda: counts(path)[1] == 50)
+    until(lambda: counts(path)[1] == 50)
     process.send_signal(signal.SIGINT)
     # Read only once it has ended: nothing may depend on it.
-    wait_for(lambda: counts(path)[1] == 0)
+    until(lambda: counts(path)[1] == 0)
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert counts(path) == (50, 0, 0)

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 import strictq
-from tests.support.campaign import wait_until
 from tests.support.command import json_lines, start, strictq_command
 from tests.support.queues import AT_ONCE
-from tests.support.running import run_python
+from tests.support.running import PATIENCE_SECONDS, run_python, until
 
-PATIENCE_SECONDS = 60.0
 PROGRAM = '''
 import multiprocessing, os, sys, time
 import anyio
@@ -115,7 +113,7 @@ def pids(place: Path, n: int) -> list[int]:
 
 
 def wait_for(place: Path, *numbers: int) -> None:
-    wait_until(lambda: all(pids(place, n) for n in numbers), f"handlers of {numbers}")
+    until(lambda: all(pids(place, n) for n in numbers), f"handlers of {numbers}")
 
 
 def gone(pid: int) -> bool:
@@ -155,6 +153,7 @@ def test_apps_run_until_nothing_is_left(place: Path, processes: str) -> None:
 # ---- stopping
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_to_all_processes_at_once_are_one_stop(place: Path, processes: str, number: signal.Signals) -> None:
@@ -185,7 +184,8 @@ def test_a_signal_to_the_supervisor_alone_is_passed_on(place: Path) -> None:
     assert (code, counts(place)[0]) == (0, 2), err
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.05, 0.1, 0.2, 0.3, 0.4])
+@pytest.mark.in_turn
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.3])
 def test_a_stop_at_any_time_of_the_start_is_clean(place: Path, pause: float) -> None:
     """Whether processes are just being started, import their modules, or work."""
     (place / "go").touch()
@@ -205,6 +205,7 @@ def test_a_stop_at_any_time_of_the_start_is_clean(place: Path, pause: float) -> 
     assert (acks + ready, in_flight) == (20, 0)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("words", [("shop",), ("shop", "-p", "2"), ("shop:mixed",)], ids=" ".join)
 def test_a_second_signal_waits_for_nobody(place: Path, words: tuple[str, ...]) -> None:
     send(place, *["handle"] * 2)
@@ -241,7 +242,7 @@ def test_workers_stop_when_their_supervisor_is_killed(place: Path) -> None:
         assert line
     assert not any(gone(pid) for pid in workers), "they finish what they are at"
     (place / "go").touch()
-    wait_until(lambda: all(gone(pid) for pid in workers), "the workers")
+    until(lambda: all(gone(pid) for pid in workers), "the workers")
     finish(process)
     assert counts(place) == (2, 0, 0)
 
@@ -298,13 +299,14 @@ def test_a_handler_that_ends_its_process_is_no_wrong_usage(place: Path) -> None:
     send(place, "exit")
     process = begin(place, "shop", "-p", "2")
     with strictq.open(place / "queue", create=False) as q:
-        wait_until(lambda: q.stats().dead == 1, "the message is given up")
+        until(lambda: q.stats().dead == 1, "the message is given up")
     process.terminate()
     code, _, err = finish(process)
     assert code in (0, 1), err
     assert err.count("a handler ended the process: SystemExit(2)") == 3, "max_attempts"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("type", ["vanish", "leave", "exit"])
 def test_a_handler_that_ends_its_process_is_no_success(place: Path, processes: str, type: str) -> None:
@@ -319,6 +321,7 @@ def test_a_handler_that_ends_its_process_is_no_success(place: Path, processes: s
     assert ("ended with exit code 0 before it was done" in err) is (type == "vanish")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_module_that_exits_is_no_success(place: Path, processes: str) -> None:
     (place / "exits.py").write_text("import sys; sys.exit(0)")
@@ -345,7 +348,7 @@ def test_an_exit_code_of_a_handler_is_not_that_of_the_command(place: Path) -> No
 def test_grace_also_ends_a_process_that_hangs_in_its_import(place: Path) -> None:
     (place / "hangs.py").write_text("import time; open('here', 'a').close(); time.sleep(600)")
     process = begin(place, "hangs", "-p", "2", "--grace", "0.1")
-    wait_until(lambda: (place / "here").exists(), "the import")
+    until(lambda: (place / "here").exists(), "the import")
     process.terminate()
     code, _, err = finish(process)
     assert (code, err.count("does not exit; killing it")) == (1, 2), err
@@ -354,14 +357,15 @@ def test_grace_also_ends_a_process_that_hangs_in_its_import(place: Path) -> None
 # ---- handlers in processes of their own
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_handlers_run_in_processes_of_their_own(place: Path, processes: str) -> None:
     """One that ends its process fails, and its worker goes on. A type without a handler is no handler's business."""
     send(place, "own", "vanish", "killed", "unheard-of")
     process = begin(place, "shop", "-p", processes, "--executor", "process", "-c", "1")
     with strictq.open(place / "queue", create=False) as q:
-        wait_until(lambda: q.stats().acks >= 2 and q.stats().dead >= 1, "the handlers")
-        wait_until(lambda: any(d.key == 1 for d in q.dead_letters()), "the handler that ends its process")
+        until(lambda: q.stats().acks >= 2 and q.stats().dead >= 1, "the handlers")
+        until(lambda: any(d.key == 1 for d in q.dead_letters()), "the handler that ends its process")
         process.terminate()
         code, _, err = finish(process)
         assert (code, "restarting" in err) == (0, False), err
@@ -393,7 +397,7 @@ def test_waits_between_restarts_grow(place: Path) -> None:
 # ---- what can't run
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
@@ -413,11 +417,22 @@ def test_waits_between_restarts_grow(place: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_can_never_run_is_said_and_not_tried_again(place: Path, processes: str, targets: list[str], said: str) -> None:
+def test_what_can_never_run_is_said(place: Path, targets: list[str], said: str) -> None:
     (place / "broken.py").write_text("1 / 0")
     (place / "needs.py").write_text("import not_installed")
     (place / "no_queue.py").write_text("import strictq; strictq.open('nowhere', create=False)")
-    code, out, err = strictq_command(place, "run", *targets, "-p", processes)
+    code, out, err = strictq_command(place, "run", *targets)
     assert (code, out) == (2, "")
     assert said in err
-    assert err.count("started worker process") <= int(processes)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize(
+    ("target", "said"), [("shop:nothing", "hint: the module has shop:app"), ("shop:copy", "has no handlers")]
+)
+def test_what_can_never_run_is_not_tried_again(place: Path, target: str, said: str) -> None:
+    """Whatever it is, the worker process that says it ends with 2."""
+    code, out, err = strictq_command(place, "run", target, "-p", "2")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("started worker process") <= 2

@@ -21,7 +21,7 @@ import pytest
 
 import strictq
 from strictq import Message, OutcomeUnknown, PartialFailure, StoreBusy
-from strictq._sending import Sending
+from strictq._client.sending import Sending
 from strictq.cli._delivering import Sender
 from tests.support.command import (
     COLOUR,
@@ -34,8 +34,7 @@ from tests.support.command import (
     strictq_command,
     wait_until_asleep,
 )
-
-PATIENCE_SECONDS = 60.0
+from tests.support.running import PATIENCE_SECONDS, until
 
 
 def contents(path: Path) -> dict[Any, list[bytes]]:
@@ -50,13 +49,6 @@ def contents(path: Path) -> dict[Any, list[bytes]]:
 def summary(result: Any) -> dict[str, Any]:
     (values,) = json_lines(result.stdout)
     return dict(values)
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- what is sent
@@ -361,7 +353,7 @@ def test_what_one_shard_refused_is_sent_again_alone(path: Path, monkeypatch: pyt
     Refusing(monkeypatch, partly)
     result = in_process("send", path, "-k", "k", "--json", input=text)
     assert (result.exit_code, summary(result)["sent"], summary(result)["stopped_at"]) == (1, 10, 2)
-    assert "9 later lines, in other shards, were sent" in result.stderr
+    assert "9 later lines, of other keys, were sent" in result.stderr
 
 
 def test_an_unknown_outcome_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +437,7 @@ def test_a_pipe_is_sent_as_it_comes(path: Path, tmp_path: Path) -> None:
             # The end of this line, and the beginning of the next one, which waits for its own end.
             process.stdin.write('{"k": "k"}\n{"k"' if n == 1 else ': "k"}\n{"k"')
             process.stdin.flush()
-            wait_for(lambda n=n: q.stats().depth == n)  # type: ignore[misc]
+            until(lambda n=n: q.stats().depth == n)  # type: ignore[misc]
     out, _ = process.communicate(': "k"}', timeout=PATIENCE_SECONDS)
     assert (process.returncode, json.loads(out)["sent"]) == (0, 4)
 
@@ -457,7 +449,7 @@ def test_a_signal_while_it_waits_for_lines(path: Path, tmp_path: Path, number: s
     process.stdin.write(numbered(5))
     process.stdin.flush()
     with strictq.open(path, read_only=True) as q:
-        wait_for(lambda: q.stats().depth == 5)
+        until(lambda: q.stats().depth == 5)
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (code, "")
@@ -575,7 +567,7 @@ def test_a_killed_run_has_sent_what_a_repeated_one_need_not(path: Path, tmp_path
     args = ("send", str(path), "in", "-k", "k", "--dedup-field", "id", "--batch", "50", "--json")
     process = start(tmp_path, *args)
     with strictq.open(path, read_only=True) as q:
-        wait_for(lambda: q.stats().depth >= 500)
+        until(lambda: q.stats().depth >= 500)
     process.kill()
     process.communicate(timeout=PATIENCE_SECONDS)
     code, out, err = strictq_command(tmp_path, *args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -16,7 +16,6 @@ from strictq import Message, WorkerLoad
 from strictq.cli._watching import PLAIN_SPARKS, SPARKS, TRAIL_MAX, Watch
 
 RATES = {"sends": 100.0, "acks": 50.0, "retries": 0.0}
-Screen = Callable[..., list[str]]
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ import pytest
 import strictq
 from strictq.cli.work import progress
 from tests.support.queues import AT_ONCE
-
-PATIENCE_SECONDS = 60.0
+from tests.support.running import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -117,11 +116,8 @@ def test_what_a_command_has_said_is_shown_while_it_runs(path: Path, tmp_path: Pa
     go_on = tmp_path / "go on"
     code = "import os, sys, time; print('half of it', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
     process = begin(path, "--drain", "--quiet", *python(code), go_on, stdout=subprocess.PIPE)
-    end = time.monotonic() + PATIENCE_SECONDS
     with strictq.open(path, read_only=True) as q:
-        while q.status("k", 1).last_output != "half of it\n":
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: q.status("k", 1).last_output == "half of it\n")
         assert q.status("k", 1).state == "in_flight"
     go_on.touch()
     out, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -196,10 +192,7 @@ def test_a_signal_lets_the_command_finish(path: Path, tmp_path: Path, number: si
     began = tmp_path / "began"
     code = "import sys, time, os; open(sys.argv[1], 'w').close(); time.sleep(0.5)"
     process = begin(path, *python(code), began, stderr=subprocess.PIPE)
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not began.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: began.exists())
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
@@ -232,14 +225,34 @@ def test_a_queue_that_fails_is_exit_code_1(path: Path) -> None:
     assert "shard 0" in err
 
 
+def test_several_queues_share_a_worker(path: Path, tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "other", durability="process"):
+        pass
+    for one in (path, tmp_path / "other"):
+        send(one, *((b"", n) for n in range(4)))
+    log = tmp_path / "log"
+    code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['STRICTQ_QUEUE'] + chr(10))"
+    options = ("--also", tmp_path / "other", "--weights", "3,1", "--concurrency", "2", "--drain", "--json")
+    status, out, err = work(path, *options, *python(code), log)
+    assert (status, json.loads(out)["acked"]) == (0, 8), err
+    assert sorted(log.read_text().split()) == [str(tmp_path / "other")] * 4 + [str(path)] * 4
+
+
+def test_wrong_weights_are_wrong_usage(path: Path, tmp_path: Path) -> None:
+    status, _, err = work(path, "--weights", "x", *python(""))
+    assert (status, "--weights must be numbers" in err) == (2, True)
+    status, _, err = work(path, "--weights", "1", *python(""))
+    assert (status, "weights are for several queues" in err) == (2, True)
+
+
 def test_progress_shows_what_is_in_flight_the_rate_the_backlog_and_the_time_left(path: Path) -> None:
     def shown(depth: int, acked: int, seconds: float) -> str:
         with strictq.open(path) as q:
             send(path, *((b"", n) for n in range(depth)))
-            queue = q.stats()
+            depth = q.stats().depth
             q.purge()
             worker = attrs.evolve(strictq.Worker(q, print).stats(), running=3, prepared=2, acked=acked, retried=1)
-        return progress(queue, worker, seconds)
+        return progress(depth, worker, seconds)
 
     at_work = "3 running, 2 prepared, "
     assert shown(30, 20, 2.0) == f"time left 3 s, backlog 30, 10.0 per second; {at_work}20 done, 1 retried"
@@ -275,10 +288,7 @@ def test_a_second_signal_waits_for_nobody(path: Path, tmp_path: Path) -> None:
     process = begin(
         path, *python("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"), began, stderr=subprocess.PIPE
     )
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not began.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: began.exists())
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     assert process.poll() is None, "the first one waits"

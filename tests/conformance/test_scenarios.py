@@ -237,7 +237,7 @@ class SendsTwice(Strictq):
         super().send([*todo, *todo])
 
 
-class CountsHandOuts(Strictq):
+class CountsDeliveries(Strictq):
     """An attempt for everything that was handed out."""
 
     def attempt(self, handed: Any) -> int:
@@ -260,7 +260,7 @@ BROKEN: dict[str, tuple[type[Strictq], str]] = {
     "killed-sender": (LosesWhatIsTakenOver, "lost"),
     "processes": (SendsTwice, "doubled"),
     "acked": (IgnoresLateAcks, "doubled"),
-    "batch-mates": (CountsHandOuts, ""),
+    "batch-mates": (CountsDeliveries, ""),
     "dedup": (StoresTwice, "doubled"),
     "purge": (KeepsIds, "lost"),
     "hand-on": (ActsInTwoSteps, "lost"),

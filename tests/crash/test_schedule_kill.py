@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import strictq
+from tests.support.running import PATIENCE_SECONDS
 
 pytest.importorskip("cronsim")
 
@@ -40,6 +41,7 @@ for _ in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shards", [1, 4])
 def test_each_tick_is_sent_once(tmp_path: Path, shards: int) -> None:
     path = tmp_path / "queue"
@@ -60,7 +62,7 @@ def test_each_tick_is_sent_once(tmp_path: Path, shards: int) -> None:
             victim.send_signal(signal.SIGKILL)
             victim.communicate()
         running.append(subprocess.Popen(words, stdout=subprocess.PIPE))
-        assert all(process.communicate(timeout=120) and process.returncode == 0 for process in running)
+        assert all(process.communicate(timeout=PATIENCE_SECONDS) and process.returncode == 0 for process in running)
     finally:
         for process in running:
             process.kill()

@@ -19,8 +19,9 @@ import pytest
 
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
-from tests.support.campaign import PATIENCE_SECONDS, spawn
+from tests.support.campaign import spawn
 from tests.support.deadly import BATCH_MAX, HOWS
+from tests.support.running import PATIENCE_SECONDS
 
 KEYS = ("a", "b", "c", "d")
 MESSAGES = 30
@@ -76,6 +77,7 @@ def test_only_what_was_started_is_alone_after_a_kill(path: Path, tmp_path: Path,
             assert {d.attempt for d in batch} == {1}
 
 
+@pytest.mark.in_turn
 @WAYS
 def test_a_message_that_kills_its_process_is_given_up_and_no_other_is_charged(path: Path, tmp_path: Path, how: str) -> None:
     log = tmp_path / "log"
@@ -227,11 +229,13 @@ def check_log(
                 assert len(others) == 1, "a suspect that was charged did not run alone"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] if n else []) for n, how in enumerate(HOWS)])
 def test_a_killer_is_found_and_its_neighbours_go_on(tmp_path: Path, how: str) -> None:
     check(Case(how, concurrency=3 if how == "process" else 8, keys=9, deadly=1), tmp_path)
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(KILLERS))

@@ -8,6 +8,7 @@ anything, `, then ` is between what it prints the first and the second time, an 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -19,12 +20,13 @@ import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import pytest
 
 import strictq
+from tests.support.running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = ROOT / "README.md"
@@ -34,10 +36,9 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)\s*$")
 NO_RUN = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 RUNNER = """
-import builtins, json, runpy, sys
+import builtins, json, os, runpy, shutil, sys, traceback
 
-script, report = sys.argv[1:]
-printed, really = {}, print
+really = print
 
 
 def tell(*values, **options):
@@ -48,11 +49,20 @@ def tell(*values, **options):
 
 
 builtins.print = tell
-runpy.run_path(script, run_name="__main__")
-with open(report, "w", encoding="utf-8") as file:
-    json.dump(printed, file)
+for script in sys.argv[1:]:
+    for left in os.listdir():
+        shutil.rmtree(left, ignore_errors=True) if os.path.isdir(left) else os.unlink(left)
+    printed, error = {}, ""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException:
+        error = traceback.format_exc()
+    with open(script + ".json", "w", encoding="utf-8") as file:
+        json.dump({"printed": printed, "error": error}, file)
 """
-"""Runs a page's program, and notes what each of its lines prints."""
+"""Runs pages' programs, and notes what each of their lines prints. The directory is empty when each of them begins."""
+PAGES_SECONDS = 800.0
+"""For the programs of the pages on Spark, on a busy machine."""
 NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette", "transformWithStateInPandas(": "google.protobuf"}
 """What a page's program uses → the package that it is skipped without."""
 INLINE = re.compile(r"`(strictq [a-z][^`]*)`")
@@ -133,10 +143,10 @@ def parse(words: list[str]) -> None:
         command.make_context(name, rest, context)
 
 
-def promised(program: list[str]) -> Iterator[tuple[int, str]]:
+def promised(lines: list[str]) -> Iterator[tuple[int, str]]:
     """The line of each `print` that has a comment behind it, and what that says it prints."""
-    lines = iter(f"{line}\n" for line in program)
-    for token in tokenize.generate_tokens(lambda: next(lines, "")):
+    rest = iter(f"{line}\n" for line in lines)
+    for token in tokenize.generate_tokens(lambda: next(rest, "")):
         if token.type == tokenize.COMMENT and token.line.lstrip().startswith("print("):
             yield token.start[0], token.string.removeprefix("#").strip()
 
@@ -149,37 +159,84 @@ def is_what_it_says(printed: list[str], comment: str) -> bool:
     return any(re.fullmatch(pattern, text) for pattern in said for text in shown)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=case)
-def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    program: list[str] = []
+def program(page: Path) -> list[str]:
+    """Return the lines of a page's program, each at the line that it has on the page: a traceback names the page's lines."""
+    lines: list[str] = []
     for block in blocks(page):
         if block.language == "python" and block.run:
-            # At the line it has on the page, so that a traceback names the page's lines.
-            program += [""] * (block.line - 1 - len(program)) + block.lines
-    if not program:
-        pytest.skip("no Python to run on this page")
-    if any("pyspark" in line for line in program) and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("Spark needs Java, and no Java was found on this machine")
-    for word, package in NEEDS.items():
-        if any(word in line for line in program):
-            pytest.importorskip(package)
-    script = tmp_path / f"{page.name}.py"
-    script.write_text("\n".join(program) + "\n", encoding="utf-8")
-    cwd = tmp_path / "empty"
+            lines += [""] * (block.line - 1 - len(lines)) + block.lines
+    return lines
+
+
+def missing(page: Path) -> str:
+    """Return a package that a page's program needs and that is not installed, or an empty text."""
+    text = "\n".join(program(page))
+    for package in (package for word, package in NEEDS.items() if word in text):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            return package
+    return ""
+
+
+def shares_spark(page: Path) -> bool:
+    """Return whether a page runs on Spark, and on no cluster of its own. Such pages share a JVM. Each has its own session."""
+    text = "\n".join(program(page))
+    return "pyspark" in text and "local-cluster" not in text
+
+
+def turns(page: Path) -> Any:
+    """Return a page as a case. Pages on Spark take turns."""
+    on_spark = "pyspark" in "\n".join(program(page))
+    return pytest.param(page, id=case(page), marks=pytest.mark.in_turn if on_spark else ())
+
+
+def run_pages(pages: list[Path], place: Path) -> dict[Path, dict[str, Any]]:
+    """Run pages in one process. Return the error of each, or an empty text, and what each of its lines printed."""
+    scripts = {page: place / f"{page.name}.py" for page in pages}
+    for page, script in scripts.items():
+        script.write_text("\n".join(program(page)) + "\n", encoding="utf-8")
+    cwd = place / "empty"
     cwd.mkdir()
     path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUNNER, str(script), str(tmp_path / "printed.json")],
+        [sys.executable, "-W", "error", "-c", RUNNER, *map(str, scripts.values())],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PAGES_SECONDS,
     )
-    assert done.returncode == 0, f"{case(page)}:\n{done.stdout}{done.stderr}"
-    printed = json.loads((tmp_path / "printed.json").read_text(encoding="utf-8"))
-    for line, comment in promised(program):
-        found = printed.get(str(line), [])
+    said = f"exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+    reports = {page: Path(f"{script}.json") for page, script in scripts.items()}
+    ran = {page: json.loads(report.read_text(encoding="utf-8")) for page, report in reports.items() if report.exists()}
+    whole = done.returncode == 0
+    return {page: ran[page] if whole and page in ran else {"error": said, "printed": {}} for page in pages}
+
+
+@pytest.fixture(scope="module")
+def on_spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, dict[str, Any]]:
+    """How the selected pages on Spark ended."""
+    selected = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    wanted = {item.callspec.params["page"] for item in selected if item.originalname == "test_python_blocks_run"}
+    pages = [page for page in PAGES if page in wanted and shares_spark(page) and not missing(page)]
+    return run_pages(pages, tmp_path_factory.mktemp("pages"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [turns(page) for page in PAGES])
+def test_python_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    lines = program(page)
+    if not lines:
+        pytest.skip("no Python to run on this page")
+    if any("pyspark" in line for line in lines) and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java, and no Java was found on this machine")
+    if package := missing(page):
+        pytest.skip(f"{package} is not installed")
+    ran = request.getfixturevalue("on_spark") if shares_spark(page) else run_pages([page], tmp_path)
+    assert ran[page]["error"] == "", f"{case(page)}:\n{ran[page]['error']}"
+    for line, comment in promised(lines):
+        found = ran[page]["printed"].get(str(line), [])
         assert is_what_it_says(found, comment), f"{case(page)}:{line}: it says {comment!r}, and prints {found}"
 
 
@@ -190,7 +247,7 @@ def test_bash_blocks_parse(page: Path) -> None:
         pytest.skip("there is no bash on this machine")
     for block in blocks(page):
         if block.language == "bash":
-            done = subprocess.run([bash, "-n"], input=block.text, capture_output=True, text=True, timeout=60)
+            done = subprocess.run([bash, "-n"], input=block.text, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
             assert done.returncode == 0, f"{case(page)}:{block.line}: {done.stderr}"
 
 

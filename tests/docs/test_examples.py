@@ -26,7 +26,12 @@ SAYS = {
         r"\d s  north +\d+  east +\d+  south +\d+  west +\d+\n",
         "readings of 4 ships; sensors with one lost, doubled or out of order: 0",
     ],
+    "history_report.py": ["1,000 records in 2 files", "acked 950, rejected 50; figures that differ from the queue's records: 0"],
     "ledger.py": ["orders sent 400, in the ledger 400, each once and as sent: True", "as worked out by hand: True"],
+    "outage.py": [
+        r"^[1-9][\d,]+ readings reported as stored, by a device that was killed 3 times\n",
+        r"lost: 0; stored twice: 0; sensors out of order: 0\n",
+    ],
     "sensor_buffer.py": [
         r'durability="full": 40 power cuts; .* told that [1-9]\d\d+ readings are stored\n'
         r" +missing: 0, .*\n +in order: True; problems .*: 0\n +acks undone: 0;",
@@ -39,9 +44,18 @@ SAYS = {
         "broken links: 0; users that differ from what was worked out by hand: 0",
     ],
 }
-ARGUMENTS = {"web_events.py": ["--events", "1000", "--users", "50", "--rate", "0"], "fleet.py": ["--seconds", "2"]}
-ON_SPARK = {"web_events.py", "fleet.py"}
-NEEDS = {"web_events.py": {"pyspark", "pyarrow"}, "fleet.py": {"pyspark"}, "sensor_buffer.py": {"apsw"}}
+ARGUMENTS = {
+    "web_events.py": ["--events", "1000", "--users", "50", "--rate", "0"],
+    "fleet.py": ["--seconds", "2"],
+    "history_report.py": ["--orders", "1000"],
+}
+ON_SPARK = {"web_events.py", "fleet.py", "history_report.py"}
+NEEDS = {
+    "web_events.py": {"pyspark", "pyarrow"},
+    "fleet.py": {"pyspark"},
+    "history_report.py": {"pyspark"},
+    "sensor_buffer.py": {"apsw"},
+}
 """Besides strictq; it brings apsw along."""
 
 
@@ -49,7 +63,9 @@ def test_every_example_is_known_here() -> None:
     assert {e.name for e in EXAMPLES} == set(SAYS)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, id=e.name, marks=pytest.mark.in_turn if e.name in ON_SPARK else ()) for e in EXAMPLES]
+)
 def test_it_runs(example: Path, tmp_path: Path) -> None:
     if example.name in ON_SPARK and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java, and no Java was found on this machine")

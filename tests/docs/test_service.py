@@ -14,14 +14,12 @@ import click
 import pytest
 
 import strictq
-from tests.support.campaign import wait_until
 from tests.support.command import environment, start
-from tests.support.running import run_python
+from tests.support.running import PATIENCE_SECONDS, run_python, until
 
 from .test_code_blocks import ROOT, blocks, parse
 
 PAGE = ROOT / "docs" / "howto" / "service.md"
-PATIENCE_SECONDS = 60.0
 
 
 def block(language: str) -> str:
@@ -60,7 +58,7 @@ def test_the_app_runs_and_stops_as_a_service(tmp_path: Path, words: list[str], t
     run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{sends}", env=env)
     process = start(tmp_path, *words[1:], env=env, start_new_session=True)
     with strictq.open(tmp_path / "queue", create=False) as q:
-        wait_until(lambda: q.stats().acks == 20, "the orders")
+        until(lambda: q.stats().acks == 20, "the orders")
     (os.killpg if to_all else os.kill)(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err

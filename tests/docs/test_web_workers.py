@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 
 import strictq
-from tests.support.campaign import wait_until
+from tests.support.running import PATIENCE_SECONDS, until
 
 from .test_code_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "howto" / "web-workers.md"
-PATIENCE_SECONDS = 60.0
 CUSTOMERS = ["ben", "eve", "zoë"]
 ORDERS = 20
 CURL = re.compile(r"^(curl .+)\n# (.+)$", re.MULTILINE)
@@ -113,7 +112,7 @@ def test_orders_through_the_server_and_two_workers(place: Path, start: Start) ->
                 assert ask(to, f"order {n}", **named) == (200, {"seq": n, "duplicate": again})
 
     with strictq.open(place / "jobs.strictq", create=False) as q:
-        wait_until(lambda: not q.stats().depth, "the orders are booked")
+        until(lambda: not q.stats().depth, "the orders are booked")
         assert [w.poll() for w in workers] == [None, None]
         for w in workers:
             w.send_signal(signal.SIGTERM)
@@ -141,7 +140,7 @@ def test_a_worker_finishes_the_order_that_it_is_at(place: Path, start: Start) ->
         for n in range(5):
             q.send(b"%d" % n, key="ann")
         busy = worker(start)
-        wait_until((place / "at work").exists, "a worker is at an order")
+        until((place / "at work").exists, "a worker is at an order")
         busy.send_signal(signal.SIGTERM)
         assert busy.poll() is None
         go_on.write(b"!")

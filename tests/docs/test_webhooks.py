@@ -19,12 +19,12 @@ import anyio
 import pytest
 
 import strictq
+from tests.support.running import PATIENCE_SECONDS
 
 from .test_code_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "howto" / "webhooks.md"
 SECRET = b"a secret"
-PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture

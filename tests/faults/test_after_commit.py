@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,15 +15,7 @@ import strictq
 from strictq import Delivery, Message, Queue
 from tests.support.injection import AfterCommit
 from tests.support.internals import connected, store_of
-from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import keys_by_shard
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
-
 
 STEPS: Final = int(os.environ.get("STRICTQ_AFTER_COMMIT_STEPS", "6"))
 """How many of a call's steps behind its first COMMIT fail, each in a run of its own. 0: all, in minutes."""

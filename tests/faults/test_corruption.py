@@ -10,22 +10,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.flips import FILES, MARKS, SHM, flip_some, original
-from tests.support.powercut_campaign import fast_directory
 
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100"))
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 @pytest.mark.parametrize(("name", "checkpointed", "durability"), FILES)

@@ -16,7 +16,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +30,7 @@ from tests.support.faults import CODES, FOREVER, STEPS, Disturbance, Disturbed, 
 from tests.support.history import OK
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, quiet, recording
-from tests.support.powercut_campaign import campaign, fast_directory
+from tests.support.powercut_campaign import campaign
 from tests.support.powercut_disk import Platter, put_out
 from tests.support.powercut_run import CONFIG, PLACE, Level, Run
 from tests.support.queues import keys_by_shard
@@ -42,12 +42,7 @@ IMAGES = int(os.environ.get("STRICTQ_POWERCUT_IMAGES", "6000")) // 20
 """Of each run with failed syncs."""
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
-
-
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", CODES)
 def test_a_failure_at_any_call(fault: str, place: Path) -> None:
     wanted = POINTS // len(CODES)
@@ -310,6 +305,7 @@ def bodies(
         return sorted(d.body for d in queue.receive(100))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("objects", [1, 2], ids=["one", "two"])
 @pytest.mark.parametrize("level", ["full", "process"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from strictq import Message, QueueConfig, StoreCorrupt, StrictqError
 from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, store_of, tamper
 from tests.support.powercut import quiet
-from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import Opener, fill, keys_by_shard, labels, shard_file
 
 FUZZ = int(os.environ.get("STRICTQ_FUZZ", "60"))
@@ -33,12 +32,6 @@ fuzz = settings(
     derandomize=FUZZ <= 100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def exercise(path: Path, clock: FakeClock) -> None:
@@ -273,7 +266,6 @@ PARTS = [
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "dangling", "directory", "device"])
 @pytest.mark.parametrize("name", PARTS)
-@pytest.mark.timeout(60)
 def test_something_else_in_a_files_place(place: Path, name: str, kind: str) -> None:
     original, clock = crafted(place)
     file = original / name

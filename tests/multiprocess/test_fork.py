@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import pytest
 import strictq
 from strictq import QueueConfig
 from tests.support import history
-from tests.support.campaign import PATIENCE_SECONDS, spawn
+from tests.support.campaign import spawn
 from tests.support.checker import check
 from tests.support.fork_program import KEYS, STATES
 from tests.support.history import Recorder
 from tests.support.recorded import SCHEMA, Recorded
+from tests.support.running import PATIENCE_SECONDS, until
 
 ALL_KEYS = [*KEYS, "awaited"]
 
@@ -69,7 +71,7 @@ def _account_for_transactions(queue: strictq.Queue) -> None:
 
 BUILDING = """
 import os, signal, sys, threading
-from strictq._lazy import LazyList
+from strictq._platform.lazy import LazyList
 
 class Slow(LazyList):
     _elements = None
@@ -101,3 +103,23 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_no_list_that_another_thread_builds_stops_a_child() -> None:
     done = subprocess.run([sys.executable, "-c", BUILDING], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
+
+
+def is_removed(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def test_a_fork_beside_a_replicated_queue_that_was_deleted(tmp_path: Path) -> None:
+    """Nothing can be shipped there any more. Other queues work on."""
+    with strictq.open(tmp_path / "q", durability="process") as deleted:
+        deleted.configure_replication(tmp_path / "target", interval_seconds=0.01)
+        until(lambda: is_removed(tmp_path / "q"))  # the shipper may create a file meanwhile
+        child = os.fork()
+        if child == 0:
+            with strictq.open(tmp_path / "other") as other:
+                other.send(b"1", key="k")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with strictq.open(tmp_path / "other") as other:
+            assert other.peek("k")[0].body == b"1"

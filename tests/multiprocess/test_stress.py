@@ -10,9 +10,10 @@ from typing import Literal
 import pytest
 
 import strictq
-from tests.support.campaign import PATIENCE_SECONDS, Campaign, tally
+from tests.support.campaign import Campaign, tally
 from tests.support.history import Recorder
 from tests.support.recorded import Recorded
+from tests.support.running import PATIENCE_SECONDS
 from tests.support.stress_worker import Stress
 
 
@@ -23,6 +24,7 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
     campaign.abandon()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("shards", "durability"), [(1, "process"), (4, "process"), (1, "full")])
 def test_threads_in_processes(campaign: Campaign, shards: int, durability: Literal["full", "process"]) -> None:
     campaign.shards, campaign.durability, campaign.seed = shards, durability, shards
@@ -36,6 +38,7 @@ def test_threads_in_processes(campaign: Campaign, shards: int, durability: Liter
         assert counts[verb] > 10, counts
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shards", [1, 3])
 def test_threads_of_one_queue_object(campaign: Campaign, shards: int) -> None:
     campaign.shards = shards

@@ -9,14 +9,11 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import strictq
-from strictq._keys import encode_key
 from strictq._store.api import Item, Size, Staging, Token, new_run
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.powercut import Journal, quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import Disk, Op, Platter, put_out
 from tests.support.powercut_run import PLACE
 from tests.support.queues import keys_by_shard
@@ -24,12 +21,6 @@ from tests.support.queues import keys_by_shard
 TOKEN = Token.query("q", 0)
 KEYS = keys_by_shard(2)
 BODY = b"a body that takes its time"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def stage(staging: Staging, shard: int) -> str:

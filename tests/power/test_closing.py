@@ -12,17 +12,10 @@ import pytest
 import strictq
 from strictq.testing import FakeClock
 from tests.support.powercut import Journal, quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import MODES, Disk, Platter, put_out
 from tests.support.powercut_run import PLACE, Level
 
 SENT, ACKED = 12, 4
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def record(place: Path, clock: FakeClock, level: Level) -> Journal:

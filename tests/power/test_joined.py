@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from strictq.testing import FakeClock
 from tests.power.test_receiving import boot, syncs
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import Platter, put_out
 from tests.support.powercut_run import PLACE
+from tests.support.running import PATIENCE_SECONDS
 
 KEYS = [f"k{n}" for n in range(4)]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def test_no_power_cut_brings_an_acked_message_or_a_token_back(place: Path) -> None:
@@ -137,7 +130,7 @@ def test_kill_9_forgets_no_start(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "queue", config=config) as q:
         q.send(b"", "k")
     for attempt in range(1, 4):
-        ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "queue")], check=False, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "queue")], check=False, timeout=PATIENCE_SECONDS)
         assert ended.returncode == -signal.SIGKILL
         with strictq.open(tmp_path / "queue") as q:
             (d,) = q.receive(1, wait=10.0)

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from strictq import _files as files
+from strictq._platform import files
 from strictq._store.shipping.rebuild import PageFiles
 from strictq.replication.replica_home import STATE, ApplyingMark
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_verify import Broken
 from tests.support.replica_cuts import ReplicaJudge, cut_again, record
 from tests.support.shipped_runs import ship
@@ -24,12 +23,6 @@ RARE_SEED = 19
 EVERY = 10
 """One of so many points is cut in the normal case."""
 Weaken = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def attack(place: Path, seed: int, *, every: int, again: int = 0, weaken: Weaken = lambda _patch: None) -> int:
@@ -44,6 +37,7 @@ def attack(place: Path, seed: int, *, every: int, again: int = 0, weaken: Weaken
     return judge.images.total()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_a_replica_confirmed_survives_a_power_cut(place: Path, seed: int) -> None:
     assert attack(place, seed, every=EVERY, again=1) > 60
@@ -75,6 +69,7 @@ def _unsynced_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ApplyingMark, "begin", begin)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("weaken", "seed"), [(_unsynced_log, 2), (_unsynced_pages, 2), (_unsynced_state, 2), (_unsynced_mark, RARE_SEED)]
 )

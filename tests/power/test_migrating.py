@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,12 @@ from tests.store.test_moving import Waiting
 from tests.support import format_2
 from tests.support.format_1 import require_busy, unpacked
 from tests.support.powercut import quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import MODES, Platter, put_out
 
 EVERY = 12
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
-
-
+@pytest.mark.in_turn
 @pytest.mark.parametrize("phase", range(0, EVERY, 4))
 def test_a_cut_at_any_point_of_a_migration(phase: int, place: Path) -> None:
     clock = FakeClock()
@@ -60,9 +53,11 @@ def test_a_cut_at_any_point_of_a_migration(phase: int, place: Path) -> None:
     assert min(refused, partly, whole) > 0, (refused, partly, whole)
 
 
-@pytest.mark.parametrize("kind", ["backlog_shards", "retries"])
-def test_a_cut_at_any_point_of_a_move_to_the_next_format(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shard has format 2 until its last transaction."""
+@pytest.mark.parametrize(("kind", "every"), [("backlog_shards", 4), ("retries", 1)])
+def test_a_cut_at_any_point_of_a_move_to_the_next_format(
+    kind: str, every: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard has format 2 until its last transaction. The backlog takes long, so it is cut at some of its syncs."""
     monkeypatch.setattr(reader, "PART_MESSAGES", 20)
     monkeypatch.setattr(moving, "WAL_BYTES", 1 << 16)
     facts = format_2.facts_of(kind)
@@ -73,10 +68,11 @@ def test_a_cut_at_any_point_of_a_move_to_the_next_format(kind: str, place: Path,
         strictq.migrate(journal.root / "q", clock=format_2.clock_of(facts))
     platter = Platter(journal.start)
     chance = random.Random(kind)
-    found = set()
+    found, syncs = set(), 0
     for index, op in enumerate(journal.ops):
         platter.follow(op)
-        if index % 40 and op.kind not in ("sync", "syncdir"):
+        syncs += op.kind in ("sync", "syncdir")
+        if syncs % every if op.kind in ("sync", "syncdir") else index % (40 * every):
             continue
         put_out(platter.cut(chance.choice(MODES) if platter.pending else "none", chance), place / "image", chance)
         later = format_2.clock_of(facts)

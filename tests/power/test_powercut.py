@@ -16,33 +16,29 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strictq
-from strictq import _files as files
-from strictq._store import catalog, outbox, shard_file
+from strictq._platform import files
+from strictq._store.catalog import queue_db
 from strictq._store.commit import connection
 from strictq._store.disk import layout
 from strictq._store.lane.memory import ShardMemory
+from strictq._store.shard import shard_file
+from strictq._store.whole import outbox
 from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
-from tests.support.powercut_campaign import Tally, campaign, cut_again, fast_directory
+from tests.support.powercut_campaign import Tally, campaign, cut_again
 from tests.support.powercut_disk import MODES, Platter, put_out
 from tests.support.powercut_run import KINDS, Level, record
 from tests.support.powercut_verify import Broken
 
 IMAGES = int(os.environ.get("STRICTQ_POWERCUT_IMAGES", "6000"))
 SEED = int(os.environ.get("STRICTQ_POWERCUT_SEED", "1"))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def fresh(place: Path, name: str) -> Path:
@@ -52,6 +48,7 @@ def fresh(place: Path, name: str) -> Path:
     return place / name
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("level", "shards"), KINDS)
 def test_a_cut_at_any_point(level: Level, shards: int, place: Path) -> None:
     tally = Tally()
@@ -68,6 +65,7 @@ def test_the_programs_fold(place: Path) -> None:
     assert record(fresh(place, "recorded"), seed=1, level="full", shards=2, steps=50).folds > 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("level", "shards"), KINDS)
 def test_a_second_cut_while_the_queue_is_opened(level: Level, shards: int, place: Path) -> None:
     images = 0
@@ -137,7 +135,7 @@ def _unsynced_catalog(patch: pytest.MonkeyPatch) -> None:
         db.pragma("synchronous", "off")
         return db
 
-    patch.setattr(catalog, "connect_catalog", connect)
+    patch.setattr(queue_db, "connect_catalog", connect)
 
 
 def _repeated_arrivals(patch: pytest.MonkeyPatch) -> None:
@@ -160,12 +158,13 @@ MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "the catalog is not synced": ("process", _unsynced_catalog),
     "a new queue's directory is not synced": ("full", lambda patch: patch.setattr(files, "sync_directory", lambda _path: None)),
     "what is forwarded is not synced": ("process", lambda patch: patch.setattr(layout, "sync_wal", lambda _path: None)),
-    "the epoch is not raised": ("process", lambda patch: patch.setattr(catalog, "raise_epoch", lambda *_args: None)),
+    "the epoch is not raised": ("process", lambda patch: patch.setattr(queue_db, "raise_epoch", lambda *_args: None)),
     "tokens do not carry the epoch": ("process", _tokens_without_epoch),
     "an arrival is not remembered": ("full", _repeated_arrivals),
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_campaign_notices_when(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     level, mutate = MUTATIONS[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -14,20 +14,13 @@ import strictq
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import layout, wal_file
 from strictq.testing import FakeClock
-from tests.support.handouts import holder
 from tests.support.internals import store_of
 from tests.support.powercut import Journal, quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import Platter, put_out
 from tests.support.powercut_run import PLACE
+from tests.support.recorded_batches import holder
 
 FRAME = wal_file.FRAME_HEADER_BYTES + 4096
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def boot(root: Path, clock: FakeClock, program: Callable[[strictq.Queue, Journal], None]) -> Path:
@@ -199,7 +192,7 @@ def test_commits_of_two_processes_that_cross_are_counted(crossing: str, place: P
     assert sum(synced) < len(synced) / 2
 
 
-@pytest.mark.parametrize("verb", ["ack first", "hand-out"])
+@pytest.mark.parametrize("verb", ["ack first", "recorded batch"])
 def test_what_a_receive_resolves_or_records_is_synced(verb: str, place: Path) -> None:
     clock = FakeClock()
 

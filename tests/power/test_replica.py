@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strictq import _files as files
+from strictq._platform import files
 from strictq._store.shipping.rebuild import Rebuild
 from strictq.replication.directory import DirectoryTarget
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_verify import Broken
 from tests.support.shipped_runs import ship
 from tests.support.target_cuts import TargetJudge, judge_restored, record_restore
@@ -24,12 +23,6 @@ SEEDS = (1, 2)
 EVERY = 8
 """One of so many points is cut in the normal case."""
 Weaken = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def attack(place: Path, seed: int, *, every: int, weaken: Weaken = lambda _patch: None) -> int:
@@ -42,6 +35,7 @@ def attack(place: Path, seed: int, *, every: int, weaken: Weaken = lambda _patch
     return TargetJudge(place / "image", run).judge(every=every)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_was_shipped_survives_a_power_cut_of_the_target(place: Path, seed: int) -> None:
     assert attack(place, seed, every=EVERY) > 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,14 @@ import pytest
 import strictq
 from strictq._store.commit import checkpoint
 from strictq._store.disk import layout, wal_file
-from strictq._store.store import Store
+from strictq._store.whole.store import Store
 from strictq.testing import FakeClock
 from tests.support.internals import store_of
 from tests.support.powercut import quiet, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import Platter, put_out
 from tests.support.powercut_run import PLACE
 
 FRAME = wal_file.FRAME_HEADER_BYTES + 4096
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def wal_of(queue: Path) -> Path:

@@ -9,8 +9,8 @@ from strictq.replication.membership import Votes
 from strictq.replication.voting import Ballot, Membership, Question
 from strictq.testing import FakeClock
 from tests.support.powercut import recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_disk import MODES, Platter, put_out
+from tests.support.running import fast_directory
 
 
 def test_what_a_voter_answered_survives_a_power_cut(tmp_path: Path) -> None:

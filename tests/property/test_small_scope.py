@@ -1,7 +1,7 @@
 """Every sequence of a few steps of two consumers on two keys: tests/support/small_scope.py.
 
 `python -m tests.campaigns enumerate` runs all sequences of five steps. STRICTQ_SMALL_SCOPE_SEED selects others for the test,
-and another third of the sequences of four steps.
+and another sixth of the sequences of four steps.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import BEGINNINGS
-from tests.support.powercut_campaign import fast_directory
+from tests.support.running import fast_directory
 from tests.support.small_scope import Enumeration
 
 SEED = int(os.environ.get("STRICTQ_SMALL_SCOPE_SEED", "0"))
-PARTS = 2
-THIRDS = 3
+SHARES = 6
 
 
 @pytest.fixture
@@ -36,9 +35,8 @@ def test_every_sequence_of_three_steps(enumeration: Enumeration) -> None:
     assert enumeration.done["of 3"] > 300
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_a_third_of_the_sequences_of_four_steps_and_some_of_five(enumeration: Enumeration, part: int) -> None:
-    for beginning in enumeration.beginnings(2)[SEED % THIRDS :: THIRDS][part::PARTS]:
+def test_a_sixth_of_the_sequences_of_four_steps_and_some_of_five(enumeration: Enumeration) -> None:
+    for beginning in enumeration.beginnings(2)[SEED % SHARES :: SHARES]:
         enumeration.all_below(beginning, 5, share=0.003, seed=SEED)
     assert enumeration.done["of 4"] > 600
     assert enumeration.done["of 5"] > 25

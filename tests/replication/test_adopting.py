@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import strictq
-from strictq import Adopted, HandoutGone, InvalidArgument, LeaseLost, Queue, QueueNotFound, ReadOnlyQueue, Replica, StoreBusy
+from strictq import (
+    Adopted,
+    InvalidArgument,
+    LeaseLost,
+    Queue,
+    QueueNotFound,
+    ReadOnlyQueue,
+    RecordedBatchGone,
+    Replica,
+    StoreBusy,
+)
 from strictq.replication.adopting import move_aside
 from strictq.testing import FakeClock
 from tests.support.command import in_process
 from tests.support.forks import drained, fork
-from tests.support.replicas import FAST, bodies, forget_contact, is_shipped, ship_to, token_file, until_level
-from tests.support.shipping import until
-
-
-@pytest.fixture
-def q(tmp_path: Path) -> Iterator[Queue]:
-    with strictq.open(tmp_path / "q", durability="process", shards=2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return token_file(tmp_path)
+from tests.support.replicas import FAST, bodies, forget_contact, is_shipped, ship_to, until_level
+from tests.support.running import until
 
 
 def copied(q: Queue, to: Path) -> Path:
@@ -95,7 +93,7 @@ def test_an_adopted_copy_refuses_its_originals_checkpoint(q: Queue, tmp_path: Pa
     same.stop()
     strictq.adopt(copy)
     adopted = reader(copy)
-    with pytest.raises(HandoutGone, match="checkpoint"):
+    with pytest.raises(RecordedBatchGone, match="checkpoint"):
         adopted._number(offset)
     own = adopted.initialOffset()
     assert adopted._number(own) == 0
@@ -123,7 +121,7 @@ def test_tokens_and_time_go_on_behind_the_originals(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_adopted(q: Queue, tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strictq._store.directories.ALONE_SECONDS", 0.05)
+    monkeypatch.setattr("strictq._store.disk.locks.ALONE_SECONDS", 0.05)
     Replica(tmp_path / "home", token_file=token).close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -183,7 +181,7 @@ def test_an_old_primary_rejoins_and_is_merged(q: Queue, tmp_path: Path, token: P
 
 
 def test_what_is_not_moved_aside(q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strictq._store.directories.ALONE_SECONDS", 0.05)
+    monkeypatch.setattr("strictq._store.disk.locks.ALONE_SECONDS", 0.05)
     old = Path(q.path or "")
     with pytest.raises(InvalidArgument, match="never replicated"):
         move_aside(old)

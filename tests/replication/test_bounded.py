@@ -15,8 +15,8 @@ from strictq.replication import bounded, keeper
 from strictq.replication.bounded import TargetThread
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.restoring import look, restore
-from tests.support.running import PATIENCE_SECONDS
-from tests.support.shipping import until
+from tests.support.replicas import is_shipped
+from tests.support.running import PATIENCE_SECONDS, until
 
 FAST = 0.02
 LAG = 1 << 20
@@ -57,16 +57,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "BACKOFF_MAX_SECONDS", 0.2)
     monkeypatch.setattr(bounded, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(keeper, "LEFT_SECONDS", 1.5)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "t"
-
-
-def is_shipped(q: Queue) -> bool:
-    found = q.replication()
-    return found is not None and found.lag_bytes == 0 and found.segment is not None and not found.lapsed
 
 
 def fill_up(q: Queue, size: int) -> int:
@@ -164,7 +154,7 @@ def test_a_queue_can_be_closed_while_its_target_hangs(tmp_path: Path, target: Pa
     q.close()
     with strictq.open(tmp_path / "q", durability="process") as again:
         again.send(b"2", key="k")
-        again._storage.ship()
+        again._storage.replicating.ship()
         status = again.replication()
         assert status is not None
         assert status.shipping  # the call may still write: nobody else ships there meanwhile
@@ -214,7 +204,7 @@ def test_no_wal_is_kept_when_shipping_has_stopped(tmp_path: Path, target: Path, 
         until(lambda: (status := q.replication()) is not None and status.stopped)
         until(lambda: not [t for t in threading.enumerate() if t.name == "strictq-shipper"])
         assert [e.kind for e in events] == ["replication_stopped"]
-        q._storage.ship()  # as the upkeep does
+        q._storage.replicating.ship()  # as the upkeep does
         most = 0
         for _ in range(5):
             fill_up(q, 5 * LAG)
@@ -234,10 +224,10 @@ def test_a_process_that_lacks_something_lets_another_one_ship(
     with strictq.open(tmp_path / "q", durability="process") as q:
         q.configure_replication(target, interval_seconds=FAST, key_file=secret)
         until(lambda: is_shipped(q))
-        q._storage.stop_shipping(flush=False)
+        q._storage.replicating.stop(flush=False)
         os.rename(secret, tmp_path / "away")
         monkeypatch.setattr(keeper, "BACKOFF_MAX_SECONDS", 3600.0)
-        q._storage.ship()
+        q._storage.replicating.ship()
         until(lambda: (status := q.replication()) is not None and "key file" in str(status.last_error))
         until(lambda: not q.replication().shipping)  # type: ignore[union-attr]
         os.rename(tmp_path / "away", secret)

@@ -45,8 +45,8 @@ from tests.support.replicas import (
     ship_to,
     token_file,
 )
-from tests.support.running import PATIENCE_SECONDS, ROOT
-from tests.support.shipping import ship_once, until
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
+from tests.support.shipping import ship_once
 
 
 class Chain:
@@ -505,6 +505,7 @@ def sends(q: Queue, n: int) -> bool:
     return True
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("place", ["middle", "end"])
 def test_a_replica_that_is_killed_loses_nothing_that_was_confirmed(chain: Chain, place: str) -> None:
     if place == "middle":

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 import strictq
@@ -35,12 +34,8 @@ from strictq.replication.directory import DirectoryTarget
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import ReplicaState
-from tests.support import history
-from tests.support.campaign import Campaign, tally
-from tests.support.history import Invoke, Return
-from tests.support.replicas import FAST, Receiver, bodies, free_port, receiving, token_file
-from tests.support.running import ROOT, in_threads
-from tests.support.shipping import until
+from tests.support.replicas import Receiver, bodies, free_port, receiving
+from tests.support.running import ROOT, in_threads, until
 
 SLOW = 3600.0
 """No round is made unless a call wants one."""
@@ -52,16 +47,6 @@ def confirm(q: Queue, address: str, token: Path, **options: Any) -> None:
     q.configure_replication(
         f"tcp://{address}", "confirmed", token_file=token, **({"interval_seconds": SLOW} | options)
     )  # fmt: skip
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return token_file(tmp_path)
 
 
 @pytest.fixture
@@ -157,6 +142,7 @@ def state(q: Queue) -> tuple[object, ...]:
     return peeked, held, dead, rows
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "call", [_send, _send_many, _ack, _nack, _reject, _transaction, _sql, _extend, _operate], ids=lambda call: call.__name__
 )
@@ -233,12 +219,10 @@ def segments(q: Queue) -> int:
 
 def test_an_empty_receive_does_not_wait(q: Queue, home: Path, token: Path) -> None:
     with receiving(home) as receiver:
-        confirm(q, receiver.address, token, timeout_seconds=30)
+        confirm(q, receiver.address, token, timeout_seconds=3600)  # longer than the test's limit
         q.send(b"1", key="k")
         q.receive(1)[0].ack()
-    began = time.monotonic()
     assert q.receive(1) == []
-    assert time.monotonic() - began < 20
 
 
 def test_a_directory_confirms(q: Queue, tmp_path: Path) -> None:
@@ -275,7 +259,7 @@ def test_without_its_replica_nothing_is_promised(q: Queue, home: Path, token: Pa
     assert "Connection refused" in str(e.value)
     time.sleep(TIMEOUT)
     for call in (lambda: q.send(b"x", key="x"), lambda: q.send_many([Message(b"x", key="x")]), lambda: q.receive(1)):
-        with pytest.raises((TargetUnavailable, PartialFailure), match=r"nothing was changed|rejected"):
+        with pytest.raises((TargetUnavailable, PartialFailure), match=r"nothing was changed|refused"):
             call()
     assert q.peek("x") == []
     with pytest.raises(NotConfirmed):
@@ -310,7 +294,7 @@ def test_a_receive_that_is_not_confirmed_gives_its_leases_back(q: Queue, home: P
 
 def test_one_call_over_several_shards_fails_as_one(q: Queue, home: Path, token: Path) -> None:
     with receiving(home) as receiver:
-        confirm(q, receiver.address, token, timeout_seconds=TIMEOUT)
+        confirm(q, receiver.address, token, timeout_seconds=10 * TIMEOUT)
         q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(12)])
         received = q.receive(12)
         assert len({d.lease.shard for d in received}) == 3
@@ -319,7 +303,7 @@ def test_one_call_over_several_shards_fails_as_one(q: Queue, home: Path, token: 
     began = time.monotonic()
     with pytest.raises(NotConfirmed):
         q.ack_many(received)
-    assert time.monotonic() - began < 3 * TIMEOUT
+    assert time.monotonic() - began < 30 * TIMEOUT, "the shards wait at the same time"
     assert q.stats().acks == 12
 
 
@@ -529,45 +513,3 @@ def test_a_token_of_the_old_primary_is_refused_by_the_new_queue(confirmed: Queue
         with pytest.raises(LeaseLost):
             promoted.delivery(handle).ack()
         new.ack()
-
-
-# ---- a campaign
-
-
-@attrs.define(eq=False)
-class ConfirmedCampaign(Campaign):
-    """A campaign whose queue is promoted elsewhere in the middle."""
-
-    home: Path | None = None
-
-    @property
-    def queue(self) -> Path:
-        return self.home or self.directory / "stress.strictq"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_promotion_loses_nothing_that_returned(tmp_path: Path, seed: int) -> None:
-    """All processes of the primary are killed. By the history checker, no call that had returned is missing on the replica."""
-    campaign = ConfirmedCampaign(tmp_path, shards=3, durability="process", threads=2, seed=seed)
-    home = tmp_path / "replica"
-    with receiving(home) as receiver:
-        try:
-            campaign.create()
-            with strictq.open(campaign.queue, durability="process") as q:
-                confirm(q, receiver.address, token_file(tmp_path), interval_seconds=FAST)
-            for _ in range(2):
-                campaign.start()
-            campaign.progress(20_000)
-            campaign.kill(campaign.workers[0])  # perhaps the one that ships
-            campaign.start()
-            campaign.progress(10_000)
-        finally:
-            campaign.abandon()
-        campaign.workers.clear()
-        promote(home, force=True, dead=True)
-    at = max(event.at for path in campaign.histories.glob("*.jsonl") for event in history.read(path))
-    history.write(campaign.histories / "promotion.jsonl", [Invoke(1, at, 0, 0, "reboot", []), Return(1, at, "reboot", "ok", [])])
-    campaign.home = home
-    counts = tally(campaign.settle())
-    for verb in ("send", "receive", "ack"):
-        assert counts[verb] > 10, counts

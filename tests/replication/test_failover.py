@@ -16,6 +16,7 @@ from tests.support.campaign import tally
 from tests.support.failover import KINDS, Kind, fail_over
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_goes_on_at_a_promoted_replica(tmp_path: Path, kind: Kind) -> None:
     times = 2 if kind == "chain" else 1

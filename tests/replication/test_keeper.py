@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,27 +21,12 @@ from strictq.replication.keeper import ShipKeeper
 from strictq.replication.restoring import look, points_of, restore
 from tests.support.command import in_process
 from tests.support.queues import Opener
-from tests.support.running import ROOT
-from tests.support.shipping import WORKER, begin_tasks, pass_on, problems_of, until
+from tests.support.replicas import is_shipped
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
+from tests.support.shipping import begin_tasks, pass_on, problems_of, require_states, working
 
 TASKS = 30
 FAST = 0.02
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "t"
-
-
-@pytest.fixture
-def q(tmp_path: Path) -> Iterator[Queue]:
-    with strictq.open(tmp_path / "q", durability="process", shards=2) as opened:
-        yield opened
-
-
-def is_shipped(q: Queue) -> bool:
-    found = q.replication()
-    return found is not None and found.lag_bytes == 0 and found.segment is not None
 
 
 def messages(target: Path, name: str = "r") -> int:
@@ -218,34 +202,18 @@ def test_processes_that_are_killed_lose_nothing_that_was_shipped(tmp_path: Path,
         q.configure_replication(target, interval_seconds=FAST)
     seen = points_of(target)[-1][0]
     for _ in range(rounds):
-        workers = [
-            subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path / "q"), ""], cwd=ROOT, stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        try:
+        with working(tmp_path / "q", 2) as workers:
             for worker in workers:
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == b"ready\n"
-            for i, worker in enumerate(workers):
                 before = points_of(target)[-1][0]
                 until(lambda before=before: points_of(target)[-1][0] >= before + 5)  # type: ignore[misc]
                 worker.send_signal(signal.SIGKILL)
                 worker.wait()
-                assert i < 2
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-                assert worker.stdout is not None
-                worker.stdout.close()
     with strictq.open(tmp_path / "q", durability="process") as q:
         for _ in range(5):
             pass_on(q)
     found = [n for n, _ in points_of(target) if n > seen]
     assert len(found) >= 10 * rounds
-    for n in sorted({*found[:: len(found) // 8], found[-1]}):
-        restore(target, tmp_path / f"r{n}", cut=n, alone=True)
-        assert problems_of(tmp_path / f"r{n}") == [], f"of state {n}"
+    require_states(target, tmp_path, found, 8)
     assert problems_of(tmp_path / "q") == []
 
 
@@ -288,19 +256,17 @@ def test_somebody_else_who_checkpoints_all_the_time(tmp_path: Path, target: Path
                 while points_of(target)[-1][0] < before + 6:
                     pass_on(q)
                 with strictq.open(path, durability="process") as other:
-                    q._storage.stop_shipping(flush=False)  # nobody ships for a while
+                    q._storage.replicating.stop(flush=False)  # nobody ships for a while
                     for _ in range(3):
                         pass_on(other)
-                q._storage.ship()
+                q._storage.replicating.ship()
         finally:
             foreign.kill()
             foreign.wait()
             assert foreign.stdout is not None
             foreign.stdout.close()
     found = [n for n, _ in points_of(target)]
-    for n in sorted({*found[:: len(found) // 8], found[-1]}):
-        restore(target, tmp_path / f"r{n}", cut=n, alone=True)
-        assert problems_of(tmp_path / f"r{n}") == [], f"of state {n}"
+    require_states(target, tmp_path, found, 8)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -315,7 +281,7 @@ def test_a_gap_is_reported_and_healed(tmp_path: Path, target: Path, lost: str) -
     events: list[strictq.Event] = []
     with strictq.open(tmp_path / "queue", on_event=events.append) as q:
         q.send(b"4", key="k")
-        until(lambda: is_shipped(q) and q.replication().last_error is None)  # type: ignore[union-attr]
+        until(lambda: is_shipped(q))
     (gap,) = [event for event in events if event.kind == "replication_gap"]
     assert "until the whole queue is shipped again" in gap.detail
     strictq.restore(target, tmp_path / "r")
@@ -498,5 +464,5 @@ os._exit(os.waitstatus_to_exitcode(status))
 
 def test_a_child_does_not_hold_the_lock_of_a_keeper_that_hung_at_the_fork(tmp_path: Path) -> None:
     program = [sys.executable, "-c", HANGING_AT_A_FORK, str(tmp_path / "q"), str(tmp_path / "t")]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr

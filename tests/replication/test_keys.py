@@ -29,11 +29,6 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "t"
-
-
-@pytest.fixture
 def shipped(disk: Opener, target: Path, secret: Path) -> Path:
     """A queue with two messages, whose segments have a key."""
     q = disk()

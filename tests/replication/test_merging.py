@@ -29,7 +29,6 @@ from strictq import (
     StoreBusy,
     StrictqError,
 )
-from strictq._store.api import Storage
 from strictq.testing import FakeClock
 from tests.support.command import in_process
 from tests.support.forks import drained, fork
@@ -140,11 +139,11 @@ def test_what_lies_in_outboxes_comes_first(q: Queue, new: Path, monkeypatch: pyt
     fork(q, new)
     q.send(b"1", key="k")
 
-    def forward(_self: Storage, _shard: int) -> None:
+    def forward(_self: object, _shard: int) -> None:
         raise ForwardPending("a shard is busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "forward", forward)
+        patch.setattr(type(q._storage.transactions), "forward", forward)
         with pytest.raises(ForwardPending):
             merged(q, new)
     with strictq.open(new, read_only=True) as look:
@@ -429,7 +428,7 @@ def test_what_is_refused(q: Queue, tmp_path: Path) -> None:
 
 
 def test_an_old_queue_that_is_in_use_is_refused(q: Queue, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strictq._store.directories.ALONE_SECONDS", 0.05)
+    monkeypatch.setattr("strictq._store.disk.locks.ALONE_SECONDS", 0.05)
     fork(q, new)
     q.send(b"1", key="k")
     with pytest.raises(StoreBusy, match="nothing was changed"):

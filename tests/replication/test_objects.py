@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import Diverged, InvalidArgument, MissingExtra, Queue, QueueNotFound, ReplicaGap, TargetUnavailable
+from strictq import Diverged, InvalidArgument, MissingExtra, QueueNotFound, ReplicaGap, TargetUnavailable
 from strictq.replication import shipper as shipping
 from strictq.replication.objects import ObjectTarget
 from strictq.replication.places import parse, target_of
@@ -20,16 +20,16 @@ from strictq.replication.restoring import look, points_of, restore
 from strictq.replication.segment_files import MARKER_SECONDS
 from tests.support.objects import BUCKET, ObjectStore, change, delete_bucket, object_store, stored
 from tests.support.queues import Opener
-from tests.support.running import PATIENCE_SECONDS, ROOT
+from tests.support.replicas import is_shipped
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
 from tests.support.shipping import (
-    WORKER,
     begin_tasks,
     pass_on,
-    problems_of,
+    require_states,
     ship_once,
     shipper_of,
     shipping_to,
-    until,
+    working,
 )
 
 PLACE = f"s3://{BUCKET}/orders"
@@ -55,10 +55,6 @@ def ready(path: Path) -> int:
     with strictq.open(path, read_only=True) as q:
         assert q.check() == []
         return q.stats().ready
-
-
-def until_shipped(q: Queue) -> None:
-    until(lambda: (found := q.replication()) is not None and not found.lag_bytes and found.segment is not None)
 
 
 # ---- names
@@ -119,6 +115,7 @@ def test_where_the_store_does_not_refuse_it_names_are_looked_for_first(target: O
     assert careful.get(0) == b"data"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("does", ["keeps", "ignores", "refuses"])
 def test_what_the_store_does_is_recorded_when_it_is_configured(
     disk: Opener, store: ObjectStore, tmp_path: Path, does: str
@@ -157,7 +154,7 @@ def test_a_queue_is_shipped_and_restored(tmp_path: Path, store: ObjectStore) -> 
         assert q.configure_replication(PLACE, interval_seconds=0.02).target == PLACE
         for n in range(30):
             q.send(b"%d" % n, key=f"k{n % 5}")
-        until_shipped(q)
+        until(lambda: is_shipped(q))
         point = points_of(PLACE)[-1]
         q.send(b"later", key="k")
     done = strictq.restore(PLACE, tmp_path / "r", alone=True)
@@ -173,6 +170,7 @@ def test_a_queue_is_shipped_and_restored(tmp_path: Path, store: ObjectStore) -> 
     assert ready(tmp_path / "r2") == 32
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 100])
 def test_the_newest_state_is_not_replaced_by_an_older_one(
     disk: Opener, tmp_path: Path, store: ObjectStore, content: bytes | None
@@ -214,7 +212,7 @@ def test_a_fork_ships_to_a_store(tmp_path: Path, store: ObjectStore) -> None:
     q = strictq.open(tmp_path / "q")
     q.configure_replication(PLACE, interval_seconds=0.02)
     q.send(b"1", key="k")
-    until_shipped(q)
+    until(lambda: is_shipped(q))
     program = """
 import os, sys, strictq
 q = strictq.open(sys.argv[1])
@@ -231,7 +229,7 @@ q.close()
     q.close()
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "q")], check=True, cwd=ROOT, timeout=PATIENCE_SECONDS)
     with strictq.open(tmp_path / "q") as again:  # on a busy machine the program may have ended before a call returned
-        until_shipped(again)
+        until(lambda: is_shipped(again))
     strictq.restore(PLACE, tmp_path / "r")
     assert ready(tmp_path / "r") == 4
 
@@ -269,21 +267,12 @@ def test_processes_that_are_killed_lose_nothing_that_was_shipped(tmp_path: Path,
         begin_tasks(q, range(20))
         q.configure_replication(PLACE, interval_seconds=0.02)
     for _ in range(3):
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path / "q"), ""], cwd=ROOT, stdout=subprocess.PIPE)
-        try:
+        with working(tmp_path / "q"):
             before = target_of(PLACE).numbers()[-1]
             until(lambda before=before: target_of(PLACE).numbers()[-1] >= before + 5)  # type: ignore[misc]
-        finally:
-            worker.kill()
-            worker.wait()
-            assert worker.stdout is not None
-            worker.stdout.close()
     with strictq.open(tmp_path / "q", durability="process") as q:
         pass_on(q)
-    found = [n for n, _ in points_of(PLACE)]
-    for n in sorted({*found[:: len(found) // 4], found[-1]}):
-        restore(PLACE, tmp_path / f"r{n}", cut=n, alone=True)
-        assert problems_of(tmp_path / f"r{n}") == [], f"of state {n}"
+    require_states(PLACE, tmp_path, [n for n, _ in points_of(PLACE)], 4)
 
 
 def test_old_segments_go_but_none_that_a_restore_reads(
@@ -425,13 +414,13 @@ def test_objects_that_were_deleted_are_not_written_behind(disk: Opener, target: 
 def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: ObjectStore) -> None:
     with strictq.open(tmp_path / "q") as q:
         q.configure_replication(PLACE, interval_seconds=0.02)
-        until_shipped(q)
+        until(lambda: is_shipped(q))
         store.refuse, store.status = ("PUT", ".seg"), "400 Bad Request"
         q.send(b"1", key="k")
         until(lambda: (status := q.replication()) is not None and status.last_error)
         assert not q.replication().stopped  # type: ignore[union-attr]
         store.refuse = None
-        until_shipped(q)
+        until(lambda: is_shipped(q))
     strictq.restore(PLACE, tmp_path / "r")
     assert ready(tmp_path / "r") == 1
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,48 +40,19 @@ from strictq.replication.replica_home import LOGS, LastContact, ReplicaState
 from strictq.replication.restoring import look
 from strictq.replication.segment import SegmentHeader, decode, encode
 from strictq.testing import FakeClock
-from tests.support import history
-from tests.support.campaign import Campaign, tally, wait_until
 from tests.support.command import in_process
-from tests.support.history import Invoke, Return
 from tests.support.replicas import (
-    FAST,
     bodies,
     forget_contact,
     free_port,
-    is_shipped,
     receiving,
     segments,
     ship_to,
-    token_file,
     until_applied,
-    until_applied_of,
     until_level,
 )
-from tests.support.running import ROOT, in_threads
-from tests.support.shipping import ship_once, until
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return token_file(tmp_path)
-
-
-@pytest.fixture
-def q(tmp_path: Path) -> Iterator[Queue]:
-    with strictq.open(tmp_path / "q", durability="process", shards=2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def replica(home: Path, token: Path) -> Iterator[Replica]:
-    with Replica(home, token_file=token) as opened:
-        yield opened
+from tests.support.running import ROOT, in_threads, until
+from tests.support.shipping import ship_once
 
 
 @pytest.fixture
@@ -438,6 +409,7 @@ strictq.promote(sys.argv[1], force=True, on_step=kill)
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("step", ["fenced", "applied", "finished", "promoted"])
 def test_a_promotion_that_is_killed_is_finished_by_the_next(q: Queue, home: Path, token: Path, step: str) -> None:
     with receiving(home) as receiver:
@@ -462,58 +434,6 @@ def test_a_promotion_that_is_killed_is_finished_by_the_next(q: Queue, home: Path
 # ---- what is lost
 
 
-def cut_histories(directory: Path, at: int) -> None:
-    """Let the histories end at a moment: calls that had not returned by then may or may not have happened."""
-    for path in directory.glob("*.jsonl"):
-        kept = [event for event in history.read(path) if event.at <= at]
-        path.unlink()
-        if kept:
-            history.write(path, kept)
-
-
-@attrs.define(eq=False)
-class PromotedCampaign(Campaign):
-    """A campaign whose queue is promoted elsewhere in the middle."""
-
-    home: Path | None = None
-
-    @property
-    def queue(self) -> Path:
-        return self.home or self.directory / "stress.strictq"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_what_a_promotion_loses_is_a_suffix_in_time(tmp_path: Path, seed: int) -> None:
-    """All processes of the primary are killed. By the history checker, the replica has all that returned before its cut."""
-    campaign = PromotedCampaign(tmp_path, shards=3, durability="process", threads=2, seed=seed)
-    home = tmp_path / "replica"
-    with receiving(home) as receiver:
-        try:
-            campaign.create()
-            with strictq.open(campaign.queue, durability="process") as q:
-                offset = q._storage.now() - q._storage.clock.boot()
-                q.configure_replication(f"tcp://{receiver.address}", interval_seconds=FAST, token_file=token_file(tmp_path))
-                until(lambda: is_shipped(q))
-            for _ in range(2):
-                campaign.start()
-            campaign.progress(20_000)
-            until_applied_of(home, strictq.SystemClock().boot() + offset)
-        finally:
-            campaign.abandon()
-        campaign.workers.clear()
-        done = promote(home, force=True, dead=True)
-    state = ReplicaState.read(home)
-    assert state.applied is not None
-    assert state.applied.n == done.segment > 0
-    at = (state.applied.x - offset) * 1000
-    cut_histories(campaign.histories, at)
-    history.write(campaign.histories / "promotion.jsonl", [Invoke(1, at, 0, 0, "reboot", []), Return(1, at, "reboot", "ok", [])])
-    campaign.home = home
-    counts = tally(campaign.settle())
-    for verb in ("send", "receive", "ack"):
-        assert counts[verb] > 10, counts
-
-
 def test_a_promotion_beside_a_living_primary_has_a_state_of_it(q: Queue, home: Path, token: Path, replica: Replica) -> None:
     """Forced while it writes: what the promoted queue has is a prefix of what was sent."""
     ship_to(q, replica.address, token)
@@ -528,7 +448,7 @@ def test_a_promotion_beside_a_living_primary_has_a_state_of_it(q: Queue, home: P
 
     def fail_over() -> None:
         try:
-            wait_until(lambda: promote(home, dry_run=True).segment > 20, "segments")
+            until(lambda: promote(home, dry_run=True).segment > 20, "segments")
             promote(home, force=True)
         finally:
             stop.set()

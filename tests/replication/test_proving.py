@@ -15,8 +15,8 @@ from strictq.replication.promoting import promote
 from strictq.replication.replica_home import LOGS, is_received_for, read_proof
 from tests.support import injection
 from tests.support.command import in_process
-from tests.support.replicas import bodies, ship_to, token_file, until_level
-from tests.support.shipping import until
+from tests.support.replicas import bodies, ship_to, until_level
+from tests.support.running import PATIENCE_SECONDS, until
 
 HOUR = 3600.0
 
@@ -32,22 +32,6 @@ class LaterClock(strictq.SystemClock):
 
     def advance(self, seconds: float) -> None:
         self.passed += int(seconds * 1_000_000)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return token_file(tmp_path)
-
-
-@pytest.fixture
-def q(tmp_path: Path) -> Iterator[Queue]:
-    with strictq.open(tmp_path / "q", durability="process", shards=2) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -186,10 +170,14 @@ def test_the_end_of_a_replica_ends_a_proof(
     class Checked:
         """A check that would take for ever."""
 
+        @property
+        def reports(self) -> Checked:
+            return self
+
         def check(self, *, fix: bool) -> list[strictq.Problem]:
             assert not fix
             running.set()
-            assert interrupted.wait(60)
+            assert interrupted.wait(PATIENCE_SECONDS)
             return [strictq.Problem(0, "unreadable", "interrupted")]
 
         def interrupt(self) -> None:
@@ -200,7 +188,7 @@ def test_the_end_of_a_replica_ends_a_proof(
 
     monkeypatch.setattr(proving.api.Storage, "open", lambda *_, **__: Checked())
     clock.advance(HOUR)
-    assert running.wait(60)
+    assert running.wait(PATIENCE_SECONDS)
     assert is_received_for(home)
     if end == "close":
         replica.close()
@@ -227,7 +215,7 @@ def test_a_check_is_interrupted(q: Queue) -> None:
 
     thread = threading.Thread(target=look)
     thread.start()
-    assert running.wait(60)
+    assert running.wait(PATIENCE_SECONDS)
 
     def ended() -> bool:
         q._storage.interrupt()

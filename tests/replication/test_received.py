@@ -23,16 +23,12 @@ from strictq.replication.segment import MAGIC, START_BYTES, PagesOf, SegmentHead
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 from tests.support.replicas import bodies, segments, until_applied
-from tests.support.shipping import HISTORY, ship_once, shipper_of, until
+from tests.support.running import until
+from tests.support.shipping import HISTORY, ship_once, shipper_of
 
 MESSAGES = 4
 ASYNC: dict[str, Any] = {"confirmed": False, "generation": 0}
 """What a primary in async mode says with a beat."""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -47,35 +46,11 @@ from tests.support.replicas import (
     is_shipped,
     receiving,
     ship_to,
-    token_file,
     until_applied,
     until_level,
 )
-from tests.support.running import ROOT
-from tests.support.shipping import WORKER, begin_tasks, pass_on, problems_of, until
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return token_file(tmp_path)
-
-
-@pytest.fixture
-def q(tmp_path: Path) -> Iterator[Queue]:
-    with strictq.open(tmp_path / "q", durability="process", shards=2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def replica(home: Path, token: Path) -> Iterator[Replica]:
-    with Replica(home, token_file=token) as opened:
-        yield opened
-
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
+from tests.support.shipping import begin_tasks, pass_on, problems_of, working
 
 # ---- shipping and looking
 
@@ -174,6 +149,7 @@ def test_a_replica_on_its_way_down(home: Path, token: Path) -> None:
 # ---- interruptions
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("step", STEPS)
 def test_a_replica_that_is_killed_at_any_step_goes_on(q: Queue, home: Path, token: Path, step: str) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -222,16 +198,9 @@ def test_primaries_that_are_killed_lose_nothing_that_was_shipped(tmp_path: Path,
         assert first.segment is not None
         segment = first.segment
         for _ in range(3):
-            worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path / "q"), ""], cwd=ROOT, stdout=subprocess.PIPE)
-            try:
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == b"ready\n"
+            with working(tmp_path / "q"):
                 segment += 5
                 until_applied(home, segment)
-            finally:
-                worker.kill()
-                worker.wait()
-                worker.stdout.close()
             with strictq.open(home, read_only=True) as r:
                 assert r.check() == []
                 found = [int(m.body) for stage in range(6) for m in r.peek(f"stage-{stage}", 1000)]
@@ -438,7 +407,7 @@ def test_an_odd_request_changes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     host, _, port = replica.address.rpartition(":")
-    opening = http.client.HTTPConnection(host, int(port), timeout=60)
+    opening = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
     connection = FrameConnection(opening, FRAMES, {"Authorization": f"Bearer {TOKEN}"}, lambda _seconds: None)
     try:
         connection.open()

@@ -29,11 +29,6 @@ from tests.support.shipping import ship_once, shipper_of
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "t"
-
-
-@pytest.fixture
 def times(disk: Opener, target: Path, clock: FakeClock) -> list[float]:
     """Ship five messages, a segment each, ten seconds apart. When each was shipped."""
     q = disk()
@@ -425,7 +420,7 @@ def test_a_medium_that_can_only_be_read(
 ) -> None:
     import errno
 
-    from strictq import _files
+    from strictq._platform import files as _files
 
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

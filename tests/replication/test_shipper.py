@@ -24,11 +24,6 @@ class StoppedHere(Exception):
     """In the place of a kill."""
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "t"
-
-
 def bodies(path: Path) -> list[bytes]:
     """What a restored queue has, by key and seq."""
     with strictq.open(path, read_only=True) as q:

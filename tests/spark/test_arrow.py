@@ -11,11 +11,11 @@ import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue, StoreCorrupt
-from strictq._handouts import Holder, read_block
-from strictq._keys import Key, encode_key
 from strictq._store.api import ListedColumns, PackedColumns
+from strictq._values.keys import Key, encode_key
 from strictq.spark._arrow import Builder, arrow_schema, encoder, pack, unpack
 from strictq.spark._options import BatchOptions, StreamOptions
+from strictq.spark._recorded_batches import Holder, read_block
 from strictq.spark._table_columns import key_type, read_schema
 from strictq.testing import FakeClock
 from tests.support.scans import small_pieces
@@ -186,7 +186,7 @@ def test_a_query_takes_what_it_wants_of_a_block(ddl: Callable[[str], StructType]
 
 
 def handed(q: Queue, *, packed: bool) -> pa.Table:
-    """What a hand-out of everything has recorded, in order."""
+    """What a recorded batch of everything has recorded, in order."""
     b = builder()
     h = Holder(q, "packed" if packed else "rows", encoder(b, lambda: q._storage.skew), packed=packed)
     h.attach()
@@ -198,7 +198,7 @@ def handed(q: Queue, *, packed: bool) -> pa.Table:
     return pa.Table.from_batches([unpack(block, b.schema, ()) for block in blocks])
 
 
-def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_batch_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch, 5)
     with strictq.open(":memory:", clock=FakeClock()) as q:
         for n in range(60):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.cluster_driver import SCENARIOS
-from tests.support.sparks import ROOT, environment
+from tests.support.cluster_scenarios import SCENARIOS
+from tests.support.sparks import run_driver
 
 TIMEOUT_SECONDS = 900
 
@@ -25,19 +23,14 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     wanted = {item.callspec.params["name"] for item in selected if hasattr(item, "callspec")}
     place, home = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("s")  # a short name: Spark's sockets lie in it
     names = [name for name in SCENARIOS if name in wanted]  # each by itself, in one order always
-    log = place / "log"
-    with log.open("wb") as output:  # no pipe: what a driver leaves behind would keep it open
-        command = [sys.executable, "-m", "tests.support.cluster_driver", str(place), str(home), *names]
-        done = subprocess.run(
-            command, env={**os.environ, **environment(home)}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS,
-        )  # fmt: skip
+    code, said = run_driver(place, home, "cluster", place, *names, seconds=TIMEOUT_SECONDS)
     told = [json.loads(line) for line in (place / "outcomes").read_text().splitlines()] if (place / "outcomes").exists() else []
     found = {line["name"]: line["error"] for line in told}
-    died = f"the driver ended with {done.returncode}:\n{log.read_text(errors='replace')[-3000:]}"
+    died = f"the driver ended with {code}:\n{said}"
     return {name: found.get(name, died) for name in names}
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -137,6 +137,7 @@ def test_with_less_room_than_queues_each_has_its_turn(ships: Fleet) -> None:
     ships.require(loop)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seed", range(6))
 def test_drivers_that_die_anywhere(ships: Fleet, seed: int) -> None:
     """Also with the newest files of the checkpoint lost, as Spark syncs none of them; and with queues that come meanwhile."""
@@ -409,7 +410,7 @@ def test_a_checkpoint_of_one_path_stays_as_it_is_and_may_grow(ships: Fleet) -> N
     ships.require(loop)
     loop.options = Loop(ships.path("q1")).options
     ships.send("q1")
-    with pytest.raises(strictq.HandoutGone, match="the checkpoint is of several queues"):
+    with pytest.raises(strictq.RecordedBatchGone, match="the checkpoint is of several queues"):
         loop.run()
     loop.options = Loop([ships.path("q1"), ships.path("q2")]).options
     loop.run()
@@ -430,7 +431,7 @@ def test_the_checkpoint_of_another_consumer_is_refused(ships: Fleet) -> None:
     loop = loop_of(ships)
     loop.run()
     loop.options["consumer"] = "other"
-    with pytest.raises(strictq.HandoutGone, match="the checkpoint is of consumer 'etl'"):
+    with pytest.raises(strictq.RecordedBatchGone, match="the checkpoint is of consumer 'etl'"):
         loop.run()
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +13,16 @@ import strictq
 from strictq import Queue
 from tests.support.fleets import make
 from tests.support.ledgers import Ledger, bodies, send_chains
-from tests.support.running import PATIENCE_SECONDS, ROOT
-from tests.support.stream_driver_fleet import stream
+from tests.support.running import until
+from tests.support.spark_drivers import of_fleet as stream
+from tests.support.sparks import start_driver
 
-from .streams import END_SECONDS, run, start
+from .streams import run, start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS = ("a", "b")
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 def report_of(progress: Any) -> dict[str, Any]:
@@ -110,24 +101,20 @@ def test_a_table_of_many_queues(spark: SparkSession, ships: dict[str, Queue], tm
 def test_the_driver_is_killed_again_and_again(
     spark: SparkSession, ships: dict[str, Queue], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With more messages all the time, and a queue that comes between."""
+    """With more messages for each batch, and a queue that comes between."""
     home = tmp_path_factory.mktemp("s")
     ledger = Ledger(tmp_path / "ledger")
     count = 3
     for round_ in range(2):
-        with (tmp_path / "driver.log").open("ab") as output:
-            command = [sys.executable, "-m", "tests.support.stream_driver_fleet", str(tmp_path), str(home)]
-            driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        driver = start_driver(tmp_path, home, "fleet", tmp_path)
         try:
-            wanted = len(ledger.batches()) + 2
-            end = time.monotonic() + 2 * END_SECONDS
-            while len(ledger.batches()) < wanted:
-                assert driver.poll() is None, (tmp_path / "driver.log").read_text(errors="replace")[-3000:]
-                assert time.monotonic() < end
+            done = len(ledger.batches())
+            for batches in range(done, done + 2):
                 for q in ships.values():
                     send_chains(q, KEYS, 2, first=count + 1)
                 count += 2
-                time.sleep(0.1)
+                until(lambda n=batches, driver=driver: len(ledger.batches()) > n or driver.poll() is not None)  # type: ignore[misc]
+                assert driver.poll() is None, (tmp_path / "driver.log").read_text(errors="replace")[-3000:]
         finally:
             driver.kill()
             driver.wait()

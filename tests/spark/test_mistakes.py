@@ -162,15 +162,13 @@ MISTAKES = {
     "group.id": Mistake(
         lambda p: p.stream(**{"kafka.group.id": "g"}), "there is no option kafka.group.id", "use the option consumer"
     ),
-    "maxFilesPerTrigger": Mistake(
-        lambda p: p.stream(maxFilesPerTrigger="1"),
-        "there is no option maxfilespertrigger",
-        "use the option maxMessagesPerTrigger",
+    "an option of files": Mistake(
+        lambda p: p.stream(latestFirst="true"), "there is no option latestfirst", "the options are path, paths,"
     ),
-    "latestFirst": Mistake(lambda p: p.stream(latestFirst="true"), "there is no option latestfirst", "oldest ready message"),
-    "inferSchema": Mistake(lambda p: p.table(inferSchema="true"), "there is no option inferschema", "from_json"),
     "topic": Mistake(lambda p: p.write(topic="t"), "there is no option topic", "use the option path"),
-    "compression": Mistake(lambda p: p.write(compression="zstd"), "there is no option compression", "not files"),
+    "an option of written files": Mistake(
+        lambda p: p.write(compression="zstd"), "there is no option compression", "the options are path, paths,"
+    ),
     # ---- options of strictq's, wrong
     "a typing error": Mistake(
         lambda p: p.stream(maxMessagePerTrigger="10"),
@@ -303,6 +301,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[strictq.Queue]:
         yield q
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_refused_in_one_sentence(spark: SparkSession, queue: strictq.Queue, tmp_path: Path, name: str) -> None:
     mistake = MISTAKES[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import strictq
-from strictq import QueryReport, Queue, _query_reports
+from strictq import QueryReport, Queue
+from strictq._client import query_reports as _query_reports
 from strictq.spark._monitor import QUERIES_MAX, Monitor, Read
-from tests.support.handouts import holder
 from tests.support.ledgers import Ledger, send_chains
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.recorded_batches import holder
+from tests.support.running import until
 
 from .streams import load, run, start
 
@@ -51,13 +52,6 @@ def told(q: Queue) -> QueryReport:
     (c,) = q.consumers()
     assert c.query is not None
     return c.query
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 def read(q: Queue, messages: int) -> list[Read]:

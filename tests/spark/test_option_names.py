@@ -51,7 +51,6 @@ def test_a_typing_error_is_told_with_the_name_that_was_meant(use: Use, typed: st
     ("use", "name", "hint"),
     [
         ("stream", "maxOffsetsPerTrigger", "use the option maxMessagesPerTrigger"),
-        ("stream", "maxFilesPerTrigger", "use the option maxMessagesPerTrigger"),
         ("stream", "kafka.group.id", "use the option consumer"),
         ("stream", "subscribe", "use the option path"),
         ("stream", "startingOffsets", "to skip a backlog, call q.purge()"),
@@ -59,11 +58,6 @@ def test_a_typing_error_is_told_with_the_name_that_was_meant(use: Use, typed: st
         ("stream", "failOnDataLoss", "stay in the queue until they are acked"),
         ("stream", "kafka.bootstrap.servers", "a queue is a directory"),
         ("stream", "minOffsetsPerTrigger", "trigger(processingTime=...)"),
-        ("stream", "cleanSource", "acked messages are removed"),
-        ("stream", "maxFileAge", "ttl_seconds"),
-        ("stream", "latestFirst", "oldest ready message"),
-        ("table", "inferSchema", "from_json"),
-        ("write", "compression", "not files"),
         ("write", "topic", "use the option path"),
     ],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,13 +17,15 @@ import pytest
 
 import strictq
 import strictq.spark
-from strictq import CONTENT_HASH, Message, Queue, QueueConfig, Reject, Retry, StoreBusy
-from strictq._effects import Effects
+from strictq import CONTENT_HASH, Defer, Message, Queue, QueueConfig, Reject, Retry, StoreBusy
+from strictq._client.effects import Effects
 from strictq.spark._outcomes import BatchJob, Outcome, from_arrow, run_lane, to_arrow
+from strictq.spark._settler import Settler
 from tests.support.injection import refuse_writes
 from tests.support.pipelines import PREPARED, chain, double, expected
 from tests.support.queues import AT_ONCE, keys_by_shard
-from tests.support.running import ROOT
+from tests.support.running import PATIENCE_SECONDS, until
+from tests.support.sparks import run_driver
 
 from .streams import END_SECONDS
 
@@ -111,6 +111,7 @@ def test_it_is_processed_in_order_once(spark: SparkSession, q: Queue, where: Any
     assert q.check() == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["process", "commit"])
 def test_the_driver_is_killed(
     spark: SparkSession, q: Queue, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, when: str
@@ -120,12 +121,8 @@ def test_the_driver_is_killed(
     fill(q, keys=7, each=20)
     for k in range(7):
         q.hold(f"out-k{k}")
-    log = tmp_path / "driver.log"
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "tests.support.pipeline_driver", when, q.path, str(home)]
-        driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        ended = driver.wait(2 * END_SECONDS)
-    assert ended == -signal.SIGKILL, log.read_text(errors="replace")[-2000:]
+    ended, said = run_driver(tmp_path, home, "pipeline", when, q.path)
+    assert ended == -signal.SIGKILL, said
     left = sum(len(q.peek(f"k{k}", 100)) for k in range(7))
     assert 0 < left < 140, "some of it is committed"
     acked = 0
@@ -181,10 +178,7 @@ def test_one_key_overlaps_with_itself(spark: SparkSession, q: Queue, tmp_path: P
     seen: list[int] = []
 
     def process(job: BatchJob) -> None:
-        until = time.monotonic() + 60.0
-        while not flag.exists():
-            assert time.monotonic() < until, "nothing is prepared meanwhile"
-            time.sleep(0.01)
+        until(lambda: flag.exists())
         seen.append(job.seq)
 
     p = strictq.spark.pipeline(spark, q, prepare=prepare, prepared=PREPARED, process=process, batch_size=20)
@@ -196,7 +190,7 @@ def test_deep_lanes_are_processed_side_by_side(spark: SparkSession, q: Queue) ->
     """A batch has messages of many lanes, though the oldest lane alone would fill it: else handlers would have nothing to do."""
     for k in range(8):
         q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, 101)])
-    together = threading.Barrier(8, timeout=60.0)
+    together = threading.Barrier(8, timeout=PATIENCE_SECONDS)
     sizes: list[int] = []
 
     def process(job: BatchJob) -> None:
@@ -260,6 +254,7 @@ def test_a_failure_is_tried_again_before_anything_later(spark: SparkSession, q: 
         assert [n for (n,) in rows] == list(range(1, 11))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("stage", ["prepare", "driver", "executors"])
 @pytest.mark.parametrize("death", ["exception", "exit"])
 def test_a_poison_message_follows_the_policy_and_stops_nobody(spark: SparkSession, q: Queue, stage: str, death: str) -> None:
@@ -391,7 +386,7 @@ def test_waiting_for_more(spark: SparkSession, q: Queue) -> None:
     with pytest.raises(strictq.InvalidArgument, match="running"):
         p.run()
     p.stop()
-    thread.join(60.0)
+    thread.join(PATIENCE_SECONDS)
     assert (seen, thread.is_alive()) == ([b"1"], False)
 
 
@@ -470,7 +465,7 @@ def test_a_send_that_another_shard_can_not_take_yet_is_committed(
         refuse_writes(m, lambda shard: StoreBusy("not now", shard=1) if shard == 1 else None)
         done = strictq.spark.pipeline(spark, q, process=lambda job: job.send(job.body, key=there)).run()
     assert (done.acked, done.retried, done.lost) == (2, 0, 0)
-    q._storage.forward(0)
+    q._storage.transactions.forward(0)
     assert [m.body for m in q.peek(there)] == [b"1", b"2"]
     assert q.status(here, 2).state == "resolved"
 
@@ -498,3 +493,26 @@ def test_bad_bodies_of_one_key_are_charged_together_and_an_outage_to_the_first(
     dead = {(d.key, d.seq): d for d in q.dead_letters()}
     assert set(dead) == {(f"k{k}", n) for k in range(2) for n in bad}
     assert {(d.kind, d.attempts) for d in dead.values()} == {("poison", 2)}
+
+
+def test_what_a_handler_said_is_kept_as_a_worker_keeps_it() -> None:
+    """The reason of a Defer, and the traceback of a failure."""
+
+    def process(job: BatchJob) -> None:
+        raise Defer(60.0, "the bank is closed") if job.key == "later" else ValueError("a typo")
+
+    with strictq.open(":memory:") as q:
+        for key in ("later", "wrong"):
+            q.send(b"", key=key)
+        ds = q.receive()
+        jobs = {d.lease: [BatchJob(d.key, d.seq, d.body, {}, d.attempt, 0.0, {}, None)] for d in ds}
+        outcomes = {}
+        for number, (lease, lane) in enumerate(jobs.items()):
+            (outcome,) = run_lane(process, lane, time.monotonic)
+            outcomes[lease] = list(from_arrow(pa.Table.from_batches([to_arrow([(number, 1, outcome)])])).values())
+        counts = Settler(q, 2).settle({d.lease: [d] for d in ds}, outcomes)
+        assert (counts.deferred, counts.retried) == (1, 1)
+        assert q.status("later", 1).last_error == "the bank is closed"
+        (error,) = q.status("wrong", 1).errors
+        assert error.error == "ValueError: a typo"
+        assert "in process" in (error.traceback or "")

@@ -178,6 +178,7 @@ def test_a_limit_that_is_none(spark: SparkSession, q: Queue, tmp_path: Path, mos
     finish(spark, q.path, tmp_path, maxMessagesPerTrigger=31)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -202,7 +203,7 @@ def test_a_stream_that_can_never_run_is_refused_when_it_is_loaded(
 ) -> None:
     with pytest.raises(Exception, match=match) as e:
         spark.readStream.format("strictq").options(**{"path": q.path, **options}).load()
-    assert "strictq._errors" in str(e.value)
+    assert "strictq._values.errors" in str(e.value)
     assert "Traceback" not in str(e.value), "the reason alone"
 
 

@@ -17,7 +17,7 @@ from strictq.spark.batch import BatchReader
 from tests.support import scans
 from tests.support.fleets import Loop
 from tests.support.ledgers import send_chains
-from tests.support.shipping import until
+from tests.support.running import until
 
 KEYS = ("a", "b")
 

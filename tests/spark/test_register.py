@@ -12,9 +12,9 @@ import pytest
 
 import strictq
 import strictq.spark
-from strictq import _extras
+from strictq._platform import extras as _extras
 from strictq.spark._interpreter import require_interpreter
-from tests.support.running import ROOT
+from tests.support.running import PATIENCE_SECONDS, ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def test_every_setting_says_what_it_costs() -> None:
 
 def test_importing_it_imports_neither_pyspark_nor_arrow() -> None:
     code = "import strictq.spark, sys; print(*({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
     assert done.stdout.split() == []
 
 
@@ -47,7 +47,7 @@ def test_importing_it_imports_neither_pyspark_nor_arrow() -> None:
 def test_a_missing_extra_is_named(package: str) -> None:
     # None in sys.modules makes an import fail as if nothing were there.
     code = f"import sys; sys.modules[{package!r}] = None; import strictq.spark; strictq.spark.register(None)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode != 0
     assert f'MissingExtra: this needs {package} (pip install "strictq[spark]")' in done.stderr
 
@@ -65,8 +65,9 @@ def test_a_pyspark_that_nobody_installed(tmp_path: Path) -> None:
     for package in Path(pyspark.__file__).parent.parent.iterdir():
         if package.suffix not in (".dist-info", ".pth"):
             (tmp_path / package.name).symlink_to(package)
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; from strictq._extras import need_spark; need_spark()"
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)
+    paths = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]\n"
+    code = f"{paths}from strictq._platform.extras import need_spark; need_spark()"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 # ---- the interpreter of Spark's Python processes
@@ -86,7 +87,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An interpreter of this version that has nothing but the standard library, and finds nothing where the program runs."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=PATIENCE_SECONDS)
     return str(tmp_path / "bare" / "bin" / "python")
 
 
@@ -96,7 +97,7 @@ def test_an_interpreter_that_lacks_packages(spark: SparkSession, bare: str, monk
     with pytest.raises(strictq.ConfigError, match=r"bare/bin/python', which does not have strictq, apsw, attrs, .*pyarrow") as e:
         strictq.spark.register(spark)
     assert "PYSPARK_PYTHON" in str(e.value)
-    assert 'pip install "strictq[spark]"' in str(e.value)
+    assert 'strictq and its extra "spark" are installed' in str(e.value)
 
 
 def test_what_spark_gives_to_its_processes_counts(spark: SparkSession, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,5 +174,5 @@ def test_a_session_that_nobody_registered_with_reads_and_writes(spark: SparkSess
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "numpy"])
 def test_without_the_extra_other_sources_go_on(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import pyspark_strictq; print('imported')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.stdout == "imported\n", done.stderr

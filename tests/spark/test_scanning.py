@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import InvalidArgument, Message, Queue, QueueConfig, StoreCorrupt
-from strictq._keys import Key, encode_key
 from strictq._store.api import ListedColumns, PackedColumns
+from strictq._values.keys import Key, encode_key
 from strictq.spark._arrow import SIZE, Builder, arrow_schema
 from strictq.spark._scanning import Scan
 from strictq.spark._table_columns import key_type, read_schema
 from strictq.testing import FakeClock
+from tests.support.running import PATIENCE_SECONDS
 from tests.support.scans import small_steps, stored
 
 EVERYTHING = {"key", "id", "sent_at", "attempts", "headers", "body"}
@@ -81,7 +82,7 @@ def in_the_files(q: Queue, *, dead: bool) -> dict[tuple[int, int], tuple[Any, ..
     return {(shard, arrival): columns for shard, arrival, columns in stored(q, dead=dead)}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.lists(PLAIN, max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(["ack", "nack", "reject", "hold", "leave"]), max_size=12),
@@ -165,7 +166,7 @@ def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any])
 # ---- some columns
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(read_schema("stored").names), min_size=1, unique=True), st.booleans(),
@@ -249,5 +250,7 @@ print(sum(batch.num_rows for part in reader.partitions() for batch in reader.rea
 
 
 def test_reading_columns_does_not_import_pandas(queue_path: str) -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE, queue_path], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, queue_path], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert done.stdout.split() == ["1", "False"], "it would take each of Spark's processes 0.2 s"

@@ -81,6 +81,7 @@ def test_types_of_keys(spark: SparkSession, make: Callable[..., str], type_of_ke
         assert sorted((d.key, d.body) for d in q.receive()) == [(k, b"%d" % n) for n, k in enumerate(expected)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "order",
     [
@@ -250,6 +251,7 @@ def test_only_appending_is_possible(spark: SparkSession, make: Callable[..., str
 # ---- rows that are refused, with all that came with them
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("bad", "match"),
     [

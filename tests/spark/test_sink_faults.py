@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import pytest
 
 import strictq
 import strictq.spark
-from tests.support.sparks import ROOT, assert_ledger, cluster, entries, environment, ledger, staged
+from tests.support.sparks import assert_ledger, cluster, entries, ledger, run_driver, staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,6 +146,7 @@ def test_a_job_whose_commit_fails_goes_on(spark: SparkSession, faulty: Any, path
     assert_ledger(path, ROWS)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", ["commit fails after a part", "commit fails after it"])
 def test_a_stream_whose_commit_fails_goes_on(spark: SparkSession, faulty: Any, path: str, tmp_path: Path, fault: str) -> None:
     df = stream(spark, tmp_path / "source", files=2)
@@ -213,33 +212,16 @@ def test_a_batch_that_comes_again_with_more_rows_is_refused(spark: SparkSession,
 
 # ---- the driver
 
-DRIVER = """
-import sys
-from pathlib import Path
-from pyspark.sql import SparkSession
-from tests.spark.test_sink_faults import start, stream
-from tests.support import spark_faults
-from tests.support.sparks import settings
 
-path, place, home, fault = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-spark = SparkSession.builder.master("local[2]").config(map=settings(home)).getOrCreate()
-spark.dataSource.register(spark_faults.FaultySource)
-start(stream(spark, place / "source"), path, place / "checkpoint", spark_faults.arm(place / "faults", fault))
-print("it was not killed")
-"""
-
-
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", ["driver dies after the commit", "commit dies after a part"])
 def test_a_driver_that_is_killed(spark: SparkSession, faulty: Any, path: str, tmp_path: Path, home: Path, fault: str) -> None:
     """A driver of its own, killed with -9 between the sink's commit and Spark's, or between two parts of it."""
     df = stream(spark, tmp_path / "source")
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, path, str(tmp_path), str(home), fault],
-        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert (tmp_path / "faults").exists(), done.stderr
-    assert faulty.left(tmp_path / "faults") == [], done.stderr
-    assert "it was not killed" not in done.stdout
+    _, said = run_driver(tmp_path, home, "sink", path, tmp_path, fault)
+    assert (tmp_path / "faults").exists(), said
+    assert faulty.left(tmp_path / "faults") == [], said
+    assert "was not killed" not in said
     assert not (tmp_path / "checkpoint" / "commits" / "0").exists()
     with strictq.open(path, read_only=True) as q:
         assert 0 < q.stats().depth <= ROWS // 3
@@ -249,39 +231,13 @@ def test_a_driver_that_is_killed(spark: SparkSession, faulty: Any, path: str, tm
 
 # ---- executors of their own
 
-CLUSTER = """
-import sys
-from pathlib import Path
-from pyspark.sql import SparkSession
-from tests.support import spark_faults
-from tests.support.sparks import ledger, settings
-
-path, place, home, root, master = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5]
-builder = SparkSession.builder.master(master).config(map=settings(home)).config("spark.executor.memory", "512m")
-builder = builder.config("spark.speculation", "true").config("spark.speculation.interval", "100ms")
-builder = builder.config("spark.speculation.minTaskRuntime", "500ms").config("spark.speculation.multiplier", "1.01")
-builder = builder.config("spark.speculation.quantile", "0.5").config("spark.executorEnv.PYTHONPATH", root)
-spark = builder.getOrCreate()
-spark.sparkContext.setLogLevel("OFF")
-spark.dataSource.register(spark_faults.FaultySource)
-for job, fault in (("slow", "task waits for its copy"), ("killed", "executor dies")):
-    options = {"path": path, "jobId": job, "orderBy": "n", **spark_faults.arm(place / "faults", fault)}
-    rows = ledger(spark, 1000, start=0 if job == "slow" else 1000, partitions=4)
-    rows.write.format("faulty").options(**options).mode("append").save()
-    print(job, "done", flush=True)
-spark.stop()
-"""
-
 
 @pytest.mark.slow
 def test_speculation_and_killed_executors(spark: SparkSession, faulty: Any, path: str, tmp_path: Path, home: Path) -> None:
     """Two executors: a task that is slow is run twice at once, and an executor that is killed loses what it did."""
     with cluster(tmp_path / "cluster") as master:
-        done = subprocess.run(
-            [sys.executable, "-c", CLUSTER, path, str(tmp_path), str(home), str(ROOT), master],
-            env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+        code, said = run_driver(tmp_path, home, "speculation", path, tmp_path, master)
+    assert code == 0, said
     assert faulty.left(tmp_path / "faults") == []
     assert list((tmp_path / "faults").glob(f"{faulty.COPY}*")), "Spark ran a task twice at once"
     assert_ledger(path, 2_000)

@@ -15,7 +15,7 @@ import strictq
 from strictq import Message, Queue
 from strictq.spark import _ack_listener
 from tests.support.ledgers import Ledger, bodies, send_chains
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.running import until
 
 from .streams import END_SECONDS, load, run, start
 
@@ -40,14 +40,6 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what another process or thread does."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 def acked(q: Queue) -> bool:
@@ -276,7 +268,7 @@ def test_a_query_that_runs_on(spark: SparkSession, q: Queue, ledger: Ledger, che
 def test_a_query_that_stops_gives_back_the_batch_that_it_recorded_ahead(
     spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path
 ) -> None:
-    most, keys = 5_000, [f"k{n}" for n in range(40_000)]
+    most, keys = 5_000, [f"k{n}" for n in range(25_000)]
     send_chains(q, keys, 1)
     ahead: list[bool] = []
 

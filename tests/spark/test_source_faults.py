@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,8 @@ import pytest
 import strictq
 from strictq import Queue
 from tests.support.ledgers import Ledger, send_chains
-from tests.support.running import ROOT
+from tests.support.running import until
+from tests.support.sparks import run_driver
 
 from .streams import END_SECONDS, load, run, start
 
@@ -49,17 +48,14 @@ def finish(spark: SparkSession, q: Queue, place: Path) -> None:
     assert q.check() == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["sink", "ack", "last"])
 def test_the_driver_is_killed(
     spark: SparkSession, q: Queue, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, when: str
 ) -> None:
     home = tmp_path_factory.mktemp("s")  # a short name: Spark's sockets lie in it, and their paths have at most 107 bytes
-    log = tmp_path / "driver.log"
-    with log.open("wb") as output:  # no pipe: what the driver leaves behind would keep it open
-        command = [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path), str(home)]
-        driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        ended = driver.wait(2 * END_SECONDS)
-    assert ended == -signal.SIGKILL, log.read_text(errors="replace")[-2000:]
+    ended, said = run_driver(tmp_path, home, "stream", when, tmp_path)
+    assert ended == -signal.SIGKILL, said
     held = q.stats().in_flight
     assert held == (300 if when == "ack" else 100), "what the batch has stays leased"
     others = q.receive(1000)
@@ -88,10 +84,7 @@ def test_the_source_runner_is_killed(spark: SparkSession, q: Queue, tmp_path: Pa
     df = load(spark, q.path, maxMessagesPerTrigger=100)
     query = start(df, tmp_path / "checkpoint", ledger, processingTime="10 milliseconds")
     try:
-        until = time.monotonic() + END_SECONDS
-        while len(ledger.batches()) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: len(ledger.batches()) >= 2)
         os.kill(holder_of(q), signal.SIGKILL)
         with pytest.raises(Exception, match=r"."):
             query.awaitTermination(END_SECONDS)
@@ -110,11 +103,8 @@ def test_the_source_runner_is_killed_while_it_acks_and_records_ahead(spark: Spar
             load(spark, q.path, maxMessagesPerTrigger=most), tmp_path / "checkpoint", ledger, processingTime="0 seconds"
         )
         try:
-            until = time.monotonic() + END_SECONDS
             begun = len(ledger.batches())
-            while len(ledger.batches()) == begun:
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            until(lambda begun=begun: len(ledger.batches()) > begun)  # type: ignore[misc]
             time.sleep(0.1 * turn)
             os.kill(holder_of(q), signal.SIGKILL)
             with pytest.raises(Exception, match=r"."):

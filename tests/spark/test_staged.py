@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq._store.api import PlainRows
+from strictq._store.api import PlainRows, Staging, Token, new_run
 
 pa = pytest.importorskip("pyarrow")
 
-from strictq.spark import _staged  # noqa: E402 - needs pyarrow
+from strictq.spark import _apply, _staged  # noqa: E402 - needs pyarrow
 from strictq.spark._sink_rows import ORDER  # noqa: E402
 from strictq.spark._staged import Cut, StagedRows  # noqa: E402
 
@@ -186,3 +186,22 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(strictq.StoreError, match=r"0\.arrow is missing"):
         StagedRows([(path, 100)])
+
+
+def test_a_batch_is_divided_by_what_the_shards_own_now(tmp_path: Path) -> None:
+    """By what a process knew before ranges moved, a part would be refused, and the next attempt would skip rows of another."""
+    path = tmp_path / "queue"
+    with strictq.open(path, shards=2, durability="process") as q, strictq.open(path) as stale:
+        q.split(0)
+        q.merge(1, into=2)
+        place = Staging(path, "job a")
+        name, file = place.create(0, new_run())
+        schema = pa.schema([pa.field("key", pa.binary()), pa.field("body", pa.binary())])
+        rows = {"key": [b"s%d" % n for n in range(200)], "body": [b""] * 200}
+        with file, pa.ipc.new_stream(file, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_pydict(rows, schema=schema))
+        for each in (stale, q):
+            _apply.apply(each, Token.job("a"), [_apply.StagedFile(name, 200)], skip_others=False)
+        assert [shard.depth > 0 for shard in q.stats().shards] == [True, False, True]
+        assert q.stats().depth == 200
+        assert q.check() == []

@@ -8,9 +8,9 @@ import pytest
 
 import strictq
 from strictq import ConfigError, Message, Queue, QueueFull
-from strictq._keys import encode_key
 from strictq._store.api import Applied, Bulk, PlainRows, Size, StreamBatch, Token
 from strictq._store.bulk.applied import BATCHES_KEPT, JOB_SECONDS
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.internals import failing, store_of
 from tests.support.queues import Opener, ack_all, drain, keys_by_shard, labels

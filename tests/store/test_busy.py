@@ -15,15 +15,14 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, QueueConfig, StoreBusy
-from strictq._keys import encode_key
-from strictq._store import receive as receiving
 from strictq._store.commit import checkpoint, connection, writer
-from strictq._store.shard_file import Shard
-from strictq._store.store import Store
-from tests.support.campaign import wait_until
+from strictq._store.shard.shard_file import Shard
+from strictq._store.whole import receive as receiving
+from strictq._store.whole.store import Store
+from strictq._values.keys import encode_key
 from tests.support.internals import store_of
 from tests.support.queues import keys_by_shard
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS, until
 
 T = TypeVar("T")
 A, B = keys_by_shard(2).values()
@@ -213,7 +212,7 @@ def test_what_is_ready_only_in_the_held_shard_is_waited_for(
     monkeypatch.setattr(receiving, "_claim_from", claim)
     with held(q, holder) as release:
         receive = Started(lambda: q.receive(wait=wait))
-        wait_until(lambda: len(tries) > 5 if wait is None else None in tries, "the receive to wait")
+        until(lambda: len(tries) > 5 if wait is None else None in tries, "the receive to wait")
         assert receive.waits
         release()
         (d,) = receive.result()
@@ -226,7 +225,7 @@ def test_a_waiting_receive_is_woken_by_a_send_to_another_shard(q: Queue, holder:
         q.send(b"", B)
     with held(q, holder):
         receive = Started(lambda: q.receive(wait=None))
-        wait_until(lambda: store_of(q).waker._waiting == 1, "the receive to wait")
+        until(lambda: store_of(q).waker._waiting == 1, "the receive to wait")
         assert unhindered(lambda: q.send(b"", A)).seq == 1
         (d,) = receive.result()
         assert d.key == A
@@ -287,9 +286,9 @@ def test_a_follower_with_little_time_withdraws_and_the_others_are_served(tmp_pat
         ran: list[str] = []
         with held(q, "process"):
             patient = Started(lambda: writer.run(lambda tx: ran.append("patient")))
-            wait_until(lambda: writer._grouping._leader() is not None, "the leader")
+            until(lambda: writer._grouping._leader() is not None, "the leader")
             another = Started(lambda: writer.run(lambda tx: ran.append("another")))
-            wait_until(lambda: len(writer._grouping._waiting) == 1, "a follower")
+            until(lambda: len(writer._grouping._waiting) == 1, "a follower")
             with pytest.raises(StoreBusy):
                 unhindered(lambda: writer.run(lambda tx: ran.append("hasty"), 0.01))
             assert patient.waits
@@ -309,5 +308,5 @@ def test_the_engines_thread_checkpoints_another_shard(tmp_path: Path, monkeypatc
             store_of(q).wal_grew(b.number)
             q.send_many([Message(b"x" * 700, key=A)] * 1000)
             store_of(q).wal_grew(a.number)
-            wait_until(lambda: a.number not in store_of(q)._upkeep._grown, "the checkpoint of shard A")
+            until(lambda: a.number not in store_of(q)._upkeep._grown, "the checkpoint of shard A")
             store_of(q).tidy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,12 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._store import check as check_module
 from strictq._store.shard import checking
+from strictq._store.whole import check as check_module
 from strictq.testing import FakeClock
 from tests.support.folds import fold as write_rows
 from tests.support.internals import connected, connection_of, fold, seal, shard_of, store_of, tamper
-from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
+from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, shard_file
 
 PAGE = 4096
 NAMES = [
@@ -218,10 +219,33 @@ SEEDS = [
     seed("integrity", "PRAGMA ignore_check_constraints = ON", "UPDATE mark SET one = 2", name="a constraint"),
     seed("unreadable", "DELETE FROM mark", name="mark"),
     seed("log", "UPDATE mark SET cut = cut - 1", name="a gap"),
-    seed("handout", "INSERT INTO handout_rejected VALUES ('etl', 9, 1)", name="rejected of none"),
-    seed("handout", "INSERT INTO handout VALUES ('etl', 1, 'acked', 1, 0, 0, 1)", name="of no consumer"),
-    seed("handout", f"UPDATE lane SET deadline = 4611686018427387904 WHERE key = {LEASED}", name="endless"),
+    seed("recorded_batch", "INSERT INTO handout_rejected VALUES ('etl', 9, 1)", name="rejected of none"),
+    seed("recorded_batch", "INSERT INTO handout VALUES ('etl', 1, 'acked', 1, 0, 0, 1)", name="of no consumer"),
+    seed("recorded_batch", f"UPDATE lane SET deadline = 4611686018427387904 WHERE key = {LEASED}", name="endless"),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FakeClock, int]:
+    """Return a closed queue in every state, at rest; the clock that it was made with; and how many messages it has."""
+    clock = FakeClock()
+    opener = Opener(str(tmp_path_factory.mktemp("template") / "queue"), clock)
+    q = opener(shards=2, keyless="random")
+    furnish(q, clock)
+    put_to_rest(q)
+    stats = q.stats()
+    opener.close()
+    fold(shard_file(opener.path, 0))
+    return Path(opener.path), clock, stats.depth + stats.dead
+
+
+@pytest.fixture
+def messages(template: tuple[Path, FakeClock, int], disk: Opener, clock: FakeClock) -> int:
+    """Put a copy of the template where `disk` opens queues. Return how many messages it has."""
+    place, made_with, messages = template
+    shutil.copytree(place, disk.path)
+    clock.advance((made_with.boot() - clock.boot()) / 1e6)
+    return messages
 
 
 def contents(disk: Opener) -> list[tuple[Any, ...]]:
@@ -230,13 +254,9 @@ def contents(disk: Opener) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("broken", SEEDS)
-def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: Opener, clock: FakeClock, broken: Seed) -> None:
-    q = disk(shards=2, keyless="random")
-    furnish(q, clock)
-    put_to_rest(q)
-    stats = q.stats()
-    q.close()
-    fold(shard_file(disk.path, 0))
+def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(
+    disk: Opener, clock: FakeClock, messages: int, broken: Seed
+) -> None:
     tamper(shard_file(disk.path, 0), *broken.sql)
     before = contents(disk)
     # Opening forwards what waits, so read that through a read-only queue.
@@ -259,7 +279,7 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
         assert contents(disk) == before, "mending loses nothing"
     if broken.fixable:
         assert left == []
-        _use_up(q, clock, stats.depth + stats.dead)
+        _use_up(q, clock, messages)
 
 
 def _use_up(q: Queue, clock: FakeClock, messages: int) -> None:
@@ -267,7 +287,10 @@ def _use_up(q: Queue, clock: FakeClock, messages: int) -> None:
     q.release(names()["held"])
     clock.advance(2e6)
     q.redrive()
-    got = drain(q)
+    got = []
+    while batch := q.receive(100):
+        got += labels(batch)
+        q.ack_many(batch)
     assert len(got) == len(set(got)) == messages
     for key in {k for k, _ in got}:
         seqs = [s for k, s in got if k == key]
@@ -282,23 +305,52 @@ def test_every_rule_has_a_seed() -> None:
             if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) and isinstance(node.value.elts[0], ast.Constant):
                 rules.add(node.value.elts[0].value)
     assert len(rules) > 15
-    assert rules <= {p.values[0].rule for p in SEEDS}
+    assert rules <= {p.values[0].rule for p in SEEDS} | {"turn", "tenant_depth", "parcel"}
 
 
-def test_a_sound_queue_has_no_problems(disk: Opener, clock: FakeClock) -> None:
-    q = disk(shards=2, keyless="random")
-    furnish(q, clock)
+def test_tenants_take_turns_with_the_lanes_that_are_ready(disk: Opener) -> None:
+    q = disk(tenant_separator="/")
+    for key in ("a/1", "a/2", "b/1", "common"):
+        q.send(b"", key=key)
+    q.receive(1)
     put_to_rest(q)
+    assert q.check() == []
+    for sql in ("DELETE FROM turn", "UPDATE turn SET position = position + 1", "INSERT INTO turn VALUES (x'7361', x'61', 5)"):
+        connection_of(q).execute(sql)
+        found = q.check()
+        assert {(p.rule, p.fixable) for p in found} == {("turn", True)}, sql
+        q.check(fix=True)
+        assert q.check() == [], sql
+    assert len(drain(q)) == 3
+
+
+def test_the_depths_of_tenants_are_those_of_their_lanes(disk: Opener) -> None:
+    q = disk(tenant_separator="/")
+    for key in ("a/1", "a/1", "b/1", "common"):
+        q.send(b"", key=key)
+    q.receive(1)[0].ack()
+    put_to_rest(q)
+    q.send(b"", key="a/1")
+    assert q.check() == []
+    for sql in ("DELETE FROM tenant_depth", "UPDATE tenant_depth SET depth = depth + 1 WHERE tenant = x'62'"):
+        connection_of(q).execute(sql)
+        found = q.check()
+        assert {(p.rule, p.fixable) for p in found} == {("tenant_depth", True)}, sql
+        q.check(fix=True)
+        assert q.check() == [], sql
+    assert {t.tenant: t.depth for t in q.tenants()} == {"a": 2, "b": 1, "": 1}
+
+
+@pytest.mark.usefixtures("messages")
+def test_a_sound_queue_has_no_problems(disk: Opener) -> None:
+    q = disk()
     before = contents(disk)
     assert q.check(fix=True) == []
     assert contents(disk) == before
 
 
-def test_who_only_looks_may_check_but_not_mend(disk: Opener, clock: FakeClock) -> None:
-    q = disk(shards=2, keyless="random")
-    furnish(q, clock)
-    put_to_rest(q)
-    q.close()
+@pytest.mark.usefixtures("messages")
+def test_who_only_looks_may_check_but_not_mend(disk: Opener) -> None:
     tamper(shard_file(disk.path, 0), "UPDATE mark SET pending = pending + 1")
     looker = disk.open(read_only=True, durability=None)
     assert [p.rule for p in looker.check()] == ["counter"]
@@ -326,15 +378,12 @@ MEANWHILE: list[tuple[str, str, Callable[[Queue], object]]] = [
 ]
 
 
+@pytest.mark.usefixtures("messages")
 @pytest.mark.parametrize(("sql", "act"), [pytest.param(sql, act, id=name) for name, sql, act in MEANWHILE])
 def test_mending_beside_a_running_queue_does_no_harm(
-    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, sql: str, act: Callable[[Queue], object]
+    disk: Opener, monkeypatch: pytest.MonkeyPatch, sql: str, act: Callable[[Queue], object]
 ) -> None:
     """Other writers continue between check and repair. What is broken at the time of the repair is repaired."""
-    q = disk(shards=2, keyless="random")
-    furnish(q, clock)
-    put_to_rest(q)
-    q.close()
     tamper(shard_file(disk.path, 0), sql)
     q, other = disk(), disk()
     looked: list[int] = []
@@ -453,7 +502,7 @@ def test_a_page_that_only_a_check_reads_is_reported_for_what_it_is(disk: Opener)
 
 
 def test_findings_are_bounded(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_module, "FINDINGS_MAX", 20)
+    monkeypatch.setattr(checking, "PROBLEMS_MAX", 20)
     q = disk()
     q.send_many([Message(b"", key=f"k{n}") for n in range(100)])
     put_to_rest(q)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strictq._clock import MICROSECONDS, Clock, QueueTime, SystemClock
+from strictq._platform.clock import MICROSECONDS, Clock, QueueTime, SystemClock
 from strictq.testing import FakeClock
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import strictq
 from strictq import Delivery, InvalidArgument, LeaseLost, Observer, OutcomeUnknown, Queue, StoreFull
-from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import layout
 from strictq._store.shard import sending
@@ -22,12 +21,11 @@ from strictq._store.shard.claiming import ALONE_MAX
 from strictq._store.shard.leases import Settlement
 from strictq._store.shard.sending import Append
 from strictq._store.shard.settling import Ack
-from strictq._store.shard.shard_lanes import LaneTotals
+from strictq._store.shard.shard_lanes import LaneTotals, Tx
 from strictq.testing import FakeClock
-from tests.support.campaign import wait_until
 from tests.support.internals import at_rest, connection_of, failing, shard_of, writer_of
 from tests.support.queues import Opener, drain, fill, seqs
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ class Crowd:
         for operation in operations:
             waiting = len(self.writer._grouping._waiting)
             self._start(operation)
-            wait_until(lambda n=waiting: len(self.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+            until(lambda n=waiting: len(self.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
 
     def go(self) -> list[Any]:
         """Let all of them run. Return the result of each."""
@@ -321,7 +319,7 @@ def test_verbs_that_fail_in_a_group_leave_the_others_alone(q: Queue) -> None:
     ):
         waiting = len(crowd.writer._grouping._waiting)
         thread.start()
-        wait_until(lambda n=waiting: len(crowd.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+        until(lambda n=waiting: len(crowd.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
         crowd.threads.append(thread)
     crowd.go()
     assert outcomes["send"] == 1
@@ -544,7 +542,7 @@ def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: 
     with q.transaction(key="k") as tx:
         tx.key_state = tx.key_state or b"x"
         thread.start()
-        wait_until(lambda: writer_of(q)._grouping._leader() is not None, "the other thread to wait")
+        until(lambda: writer_of(q)._grouping._leader() is not None, "the other thread to wait")
         with pytest.raises(strictq.InvalidArgument):
             q.send(b"", "k")
     thread.join(PATIENCE_SECONDS)
@@ -801,7 +799,7 @@ def test_an_interrupt_behind_the_commit_of_a_connection_that_is_gone_is_told_as_
 
     writer._db = Gone()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        q.send(b"", "k")
+        q.send_many([strictq.Message(b"", key="k")])  # a transaction
     assert at_rest(q)
     assert q.stats().depth == 2
     assert q.check() == []

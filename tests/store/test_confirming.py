@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from strictq import StoreError
-from strictq._store.catalog import Replication
+from strictq._store.catalog.contents import Replication
 from strictq._store.shipping.confirming import Rounds
-from tests.support.running import PATIENCE_SECONDS
-from tests.support.shipping import until
+from tests.support.running import PATIENCE_SECONDS, until
 
 HERE = Replication("h", 1, "confirmed", "file:/t")
 

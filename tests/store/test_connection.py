@@ -19,10 +19,9 @@ import strictq
 from strictq import ConfigError, Message, Queue, StoreCorrupt
 from strictq._store.commit import checkpoint, connection
 from strictq._store.commit.connection import connect, connect_catalog, require_sound_sqlite
-from tests.support.campaign import wait_until
 from tests.support.internals import connection_of, connections, shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, shard_file
-from tests.support.running import ROOT, run_python
+from tests.support.running import PATIENCE_SECONDS, ROOT, run_python, until
 
 FULL, NORMAL, EXTRA = 2, 1, 3
 
@@ -145,7 +144,7 @@ def test_a_sound_sqlite_is_accepted(version: str) -> None:
 
 def test_the_linked_sqlite_is_looked_at_on_import() -> None:
     script = "import apsw\napsw.sqlite_lib_version = lambda: '3.51.2'\nimport strictq\nstrictq.open\n"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode != 0
     assert "ConfigError" in done.stderr
 
@@ -237,7 +236,7 @@ def test_the_wal_stays_small_beside_a_second_process(tmp_path: Path) -> None:
                 stdin.flush()
 
             _load(q, 100, step)
-            out, _ = other.communicate(timeout=60)
+            out, _ = other.communicate(timeout=PATIENCE_SECONDS)
         finally:
             other.kill()
             other.wait()
@@ -256,19 +255,19 @@ def test_a_long_query_delays_the_checkpoint_and_the_next_one_catches_up(disk: Op
     def slow_look(_db: apsw.Connection) -> None:
         _db.execute("SELECT count(*) FROM message").fetchall()
         looking.set()
-        assert looked.wait(60)
+        assert looked.wait(PATIENCE_SECONDS)
 
     thread = threading.Thread(target=lambda: shard_of(q).look(slow_look))
     thread.start()
     try:
-        assert looking.wait(60)
+        assert looking.wait(PATIENCE_SECONDS)
         _load(q, 20)
         pages, done = shard_of(q).checkpoint()
         assert done < pages, "a reader still needs what lies in the WAL"
     finally:
         looked.set()
         thread.join()
-    wait_until(lambda: (lambda r: r[0] == r[1])(shard_of(q).checkpoint()), "a checkpoint of everything")
+    until(lambda: (lambda r: r[0] == r[1])(shard_of(q).checkpoint()), "a checkpoint of everything")
     q.send(b"", "k")
     assert shard_of(q).wal.pages < 50, "the WAL began anew"
 

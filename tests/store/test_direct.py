@@ -18,8 +18,12 @@ from strictq import Delivery, Message, Queue
 from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
+from strictq._store.tables import mark
+from strictq.testing import FakeClock
 from tests.support.folds import require_agreement
 from tests.support.internals import connection_of, store_of
+from tests.support.queues import Opener
+from tests.support.running import PATIENCE_SECONDS
 
 ARRIVAL, EVENT = LOG.insert_alone, LOG.append_alone
 
@@ -63,6 +67,68 @@ def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:
     assert (q.stats().sends, q.stats().acks) == (7, 7)
 
 
+def test_a_send_with_options_and_one_to_a_new_key_are_one_statement(q: Queue) -> None:
+    for first in ("0", "00"):  # the first one is noted in `mark`, the second one makes the connection's views
+        q.send(b"", key="a", dedup_id=first)
+    ran = statements(q, lambda: q.send(b"", key="a", dedup_id="1"))
+    assert ran[0] == LOG.insert_deduped_alone
+    assert "BEGIN IMMEDIATE" not in ran
+    assert statements(q, lambda: q.send(b"", key="a", headers={"h": "1"}, ttl=60.0)) == [ARRIVAL]
+    assert statements(q, lambda: q.send(b"", key="a", delay=60.0)) == [ARRIVAL]
+    assert statements(q, lambda: q.send(b"", key="new"))[-1] == ARRIVAL
+    assert [m.state for m in q.peek("a")] == ["ready"] * 4 + ["delayed"]  # three with dedup ids
+
+
+def features_of(q: Queue) -> int:
+    return store_of(q).shards[0].view(lambda lanes: lanes.memory.mark.features)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_first_dedup_id_is_noted_for_older_versions(disk: Opener, many: bool) -> None:
+    q = disk()
+    q.send(b"", "k")
+    assert features_of(q) == 0
+    sends = [Message(b"", key="k", dedup_id=i) for i in "ab"]
+    if many:
+        q.send_many(sends)
+    else:
+        for one in sends:
+            q.send(one)
+    q.close()
+    q = disk()
+    assert features_of(q) == mark.DEDUP_IDS
+    assert [d.dedup_id for d in q.receive()] == [None, "a", "b"]
+
+
+def test_a_known_dedup_id_writes_nothing_and_an_old_one_is_replaced(disk: Opener, clock: FakeClock) -> None:
+    with disk.open(shards=1, config=strictq.QueueConfig(dedup_window_seconds=10.0)) as q:
+        first = q.send(b"1", key="a", dedup_id="x")
+        q.send(b"1", key="a", dedup_id="y")
+        again = q.send(b"2", key="a", dedup_id="x")
+        assert (again.seq, again.id, again.duplicate) == (first.seq, first.id, True)
+        clock.advance(11.0)
+        assert not q.send(b"3", key="a", dedup_id="z").duplicate
+        assert [d.body for d in q.receive()] == [b"1", b"1", b"3"]
+        known = connection_of(q).execute("SELECT dedup_id, seq FROM dedup").fetchall()
+        assert known == [("y", 2), ("z", 3)], "the send has removed an old one"
+        require_agreement(q, q)
+
+
+def test_a_nack_is_one_statement(q: Queue) -> None:
+    q.send(b"1", key="a")
+    for reason in ("first", "second"):
+        (d,) = q.receive(1)
+        ran = statements(q, lambda: d.nack(0.0, reason, output="said"))  # noqa: B023 - called at once
+        assert LOG.append_troubled_alone in ran
+        assert "BEGIN IMMEDIATE" not in ran
+    found = q.status("a", d.seq)
+    assert (found.attempts, found.last_error, found.last_output) == (2, "second", "said")
+    assert [error.error for error in found.errors] == ["first", "second"]
+    with pytest.raises(strictq.LeaseLost):
+        d.nack()
+    require_agreement(q)
+
+
 def test_an_ack_of_nothing_does_nothing(q: Queue) -> None:
     assert q._storage.ack(0, []) == []
 
@@ -91,7 +157,7 @@ def test_where_another_process_wrote_nothing_is_written(q: Queue, queue_path: st
         act = {"send": lambda: q.send(b"4", key="a"), "receive": lambda: received.extend(q.receive(1)), "ack": held[0].ack}[verb]
         ran = statements(q, act)
         assert ran[0] == (ARRIVAL if verb == "send" else EVENT)
-        assert "BEGIN IMMEDIATE" in ran
+        assert ran[1] in ("BEGIN", "BEGIN IMMEDIATE", LOG.news)
         if verb == "send":
             assert [m.seq for m in other.peek("a")] == list(range(3, 6 + (elsewhere == "sent")))
         elif verb == "receive":
@@ -133,11 +199,11 @@ def test_at_full_callers_share_commits_until_one_is_alone_again(queue_path: str)
 
         def slow(_tx: object) -> None:
             working.set()
-            go.wait(60)
+            go.wait(PATIENCE_SECONDS)
 
         def act() -> None:
             first = pool.submit(shard.run, slow)
-            working.wait(60)
+            working.wait(PATIENCE_SECONDS)
             others = [pool.submit(q.send, b"1", key=key) for key in "abc"]
             while len(shard._writer._grouping._waiting) < len(others):
                 time.sleep(0.001)
@@ -192,6 +258,7 @@ def interrupted(number: int, act: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["send", "receive", "ack"])
 def test_interrupts_at_any_moment(q: Queue, verb: str) -> None:
     number, ended = 0, False
@@ -222,3 +289,18 @@ def test_interrupts_at_any_moment(q: Queue, verb: str) -> None:
         if verb == "ack" and stats.depth == before:
             hands[0].ack()
     assert number > 10
+
+
+def test_a_start_and_an_ack_with_the_next_start_are_one_statement_each(q: Queue) -> None:
+    q.send_many([Message(b"", key="a")] * 3)
+    one_by_one = q.consume(3)
+    hands: list[Delivery] = []
+    follow = lambda: hands.append(next(one_by_one))  # noqa: E731
+    assert statements(q, follow)[-2:] == [EVENT, EVENT]
+    for d in hands:
+        assert statements(q, d.ack) == [EVENT]
+        if d.seq < 5:
+            assert statements(q, follow) == []
+    assert q.stats().acks == 7
+    with strictq.open(q.path, read_only=True) as other:
+        require_agreement(q, other)

@@ -17,7 +17,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, StoreFull
-from strictq import _files as files
+from strictq._platform import files
 from strictq._store.disk import layout
 from strictq._store.disk import reserve as reserve_file
 from tests.support.internals import at_rest, connection_of, shard_of, store_of, writer_of
@@ -136,6 +136,7 @@ def test_a_disk_that_the_queue_itself_filled_can_be_drained(make: Callable[..., 
     assert q.check() == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("small", [6, 8, 32], indirect=True)
 def test_the_next_send_after_the_drain_is_taken_however_small_the_disk(make: Callable[..., Queue], shards: int) -> None:
@@ -162,6 +163,7 @@ def test_the_next_send_after_the_drain_is_taken_however_small_the_disk(make: Cal
     assert q.check() == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("size", [700, 3000])
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("small", [6, 8], indirect=True)

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,19 +27,12 @@ from strictq._store.commit.calls import open_transaction
 from strictq.testing import FakeClock
 from tests.support.internals import at_rest, connected, connections, failing, shard_of, store_of
 from tests.support.interrupts import Interrupt
-from tests.support.powercut_campaign import fast_directory
 from tests.support.running import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
 EVERY: Final = int(os.environ.get("STRICTQ_INTERRUPTS_EVERY", "15"))
 """Every so many checks; "1" tries all of them, in some ten minutes of processor time."""
 Durability = Literal["full", "process"]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def send_all(q: Queue, n: int, *, options: bool = False) -> None:

@@ -16,7 +16,7 @@ from strictq._store.disk import layout, locks, wal_file
 from tests.support.flips import flip
 from tests.support.internals import PAGE_BYTES
 from tests.support.queues import shard_file
-from tests.support.running import ROOT, run_python
+from tests.support.running import PATIENCE_SECONDS, ROOT, run_python
 
 SENT = 40
 KILLED = """
@@ -55,7 +55,9 @@ def closed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def killed(path: Path, durability: str = "full", how: str = "") -> Path:
     """Return a queue whose process was killed after its last send."""
     strictq.open(path, durability=durability).close()  # type: ignore[arg-type]
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), durability, how], cwd=ROOT, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), durability, how], cwd=ROOT, capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     return path
 
@@ -147,7 +149,7 @@ def seal(self, numbers):
 stored_pages.StoredPages.seal = seal
 strictq.open(sys.argv[1])
 """
-    assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60).returncode == 9
+    assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=PATIENCE_SECONDS).returncode == 9
     assert wrong_pages(path) == 1
     assert bodies(path) == BODIES
 
@@ -293,7 +295,9 @@ strictq.open(sys.argv[1], create=False).send_many([strictq.Message(b"x" * 3000, 
 
 
 def test_a_commit_whose_process_was_killed_before_it_returned_is_repaired(closed: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED_COMMITTING, str(closed)], cwd=ROOT, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_COMMITTING, str(closed)], cwd=ROOT, capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert look(closed) == SENT + 20
     events: list[Event] = []

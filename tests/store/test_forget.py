@@ -7,12 +7,12 @@ import itertools
 import pytest
 
 from strictq import Message, Queue
-from strictq._store import forgetting
+from strictq._store.whole import forgetting
 from strictq.testing import FakeClock
-from tests.support.campaign import wait_until
 from tests.support.injection import maintain, maintain_every
 from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
+from tests.support.running import until
 
 pytestmark = [
     pytest.mark.one_shard("what one turn does in a shard"),
@@ -133,4 +133,4 @@ def test_the_engines_thread_forgets(disk: Opener, clock: FakeClock, monkeypatch:
     q.send(b"", "k")
     q.receive()[0].ack()
     clock.advance(10.0)
-    wait_until(lambda: q.stats().lanes == 0, "the engine's thread")
+    until(lambda: q.stats().lanes == 0, "the engine's thread")

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from strictq._store import fork
+from strictq._platform import fork
 from tests.support.running import PATIENCE_SECONDS
 from tests.test_layout import PACKAGE, imports, tree
 
 PROGRAM = """
 import importlib, os, signal, sys, threading
 import strictq
-from strictq._store.fork import LATE
+from strictq._platform.fork import LATE
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
@@ -55,9 +55,9 @@ def test_no_import_begins_in_a_child(tmp_path: Path) -> None:
 
 def test_a_fork_waits_for_every_late_import() -> None:
     not_by_an_open_queue = {
-        "strictq.__init__", "strictq._schedules", "strictq.app", "strictq.opening", "strictq._store.directories",
-        "strictq.queue._ship", "strictq._operating.configure_replication", "strictq._operating.detach",
-        "strictq._store.disk.checksums._extension", "strictq._store.shard_file._migrate",
+        "strictq.__init__", "strictq.worker.schedules", "strictq.app", "strictq.forwarding", "strictq.opening",
+        "strictq._store.whole.copies", "strictq.queue._ship", "strictq.queue.configure_replication", "strictq.queue.detach",
+        "strictq._store.disk.checksums._extension", "strictq._store.api.migrate", "strictq._store.api.salvage",
     }  # fmt: skip
     known = {*fork.LATE, *fork.LATE_WITH_HOOKS, "concurrent.futures"}
     missing = []

@@ -17,8 +17,8 @@ import pytest
 
 import strictq
 from strictq import Queue
-from strictq._store import receive
-from tests.support.internals import Faulty, at_rest, connections, failing, shard_of, store_of, writer_of
+from strictq._store.whole import receive
+from tests.support.internals import Faulty, at_rest, connections, shard_of, store_of, writer_of
 from tests.support.running import PATIENCE_SECONDS
 
 
@@ -64,7 +64,7 @@ def test_a_fork_elsewhere_does_not_break_a_close(disk) -> None:
         t.start()
         t.join(0.2)  # it waits in stop() for the condition
         upkeep.resume(child=False)  # what after_fork does, in the parent too
-    t.join(10)
+    t.join(PATIENCE_SECONDS)
     assert errors == []
 
 
@@ -81,7 +81,7 @@ def test_tasks_that_began_inside_a_transaction_are_not_inside_it_when_it_is_over
             def occupy() -> None:
                 def wait(_tx: object) -> None:
                     inside.set()
-                    go.wait(60.0)
+                    go.wait(PATIENCE_SECONDS)
 
                 writer.run(wait)
 
@@ -206,7 +206,7 @@ def test_an_interrupt_behind_any_call_of_a_receive_leaves_nothing_leased(verb: s
             q.send_many([strictq.Message(b"", key=k) for k in "abb"])
             consuming = q.consume()
             try:
-                with InterruptBehindCalls(n, strictq._receiving, strictq.batch, receive, *public):
+                with InterruptBehindCalls(n, strictq._client.receiving, strictq.batch, receive, *public):
                     handed = q.receive() if verb == "receive" else [next(consuming)]
             except KeyboardInterrupt:
                 interrupted += 1
@@ -229,10 +229,10 @@ def transact(q: Queue, d: strictq.Delivery, *, fails: bool = False) -> None:
 
 PACKAGE = strictq.__path__[0]
 WINDOWS = (
-    ("_leaving.py", "_wait", False),
+    ("_platform/leaving.py", "_wait", False),
     ("transaction.py", "_leave", False),
     ("transaction.py", "_end", False),
-    ("_store/transaction.py", "abandon", True),
+    ("_store/whole/transaction.py", "abandon", True),
     ("_store/commit/alone.py", "begin", False),
     ("_store/commit/alone.py", "close", False),
     ("_store/commit/alone.py", "close", True),
@@ -299,7 +299,7 @@ def test_an_interrupted_transaction_in_memory_is_rolled_back() -> None:
         q.send(b"", "k")
         (d,) = q.receive()
         q.app_schema("CREATE TABLE app_t (a)")
-        with pytest.raises(KeyboardInterrupt), InterruptIn("_leaving.py", "_wait"):
+        with pytest.raises(KeyboardInterrupt), InterruptIn("_platform/leaving.py", "_wait"):
             transact(q, d)
         assert at_rest(q)
         assert q.query("SELECT * FROM app_t") == []
@@ -328,20 +328,6 @@ def test_reads_that_an_interrupt_left_in_a_traceback_do_not_go_on(tmp_path: Path
             other.send(b"", "k")
             q.send(b"", "k")
             assert kept.value is not None
-
-
-@pytest.mark.parametrize("happened", [True, False])
-@pytest.mark.parametrize(
-    "error", [TypeError("a handler's"), RecursionError(), MemoryError(), UnicodeEncodeError("utf-8", "", 0, 1, "")]
-)
-def test_a_programs_exception_in_a_commit_leaves_its_outcome_unknown(error: Exception, happened: bool, tmp_path: Path) -> None:
-    with strictq.open(tmp_path / "queue") as q:
-        with failing(q, "COMMIT", error, after=happened), pytest.raises(strictq.OutcomeUnknown) as raised:
-            q.send(b"", "k", dedup_id="d")
-        assert raised.value.cause is error
-        assert q.stats().depth == happened
-        q.send(b"", "k", dedup_id="d")
-        assert q.stats().depth == 1
 
 
 def recurse() -> object:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strictq import InvalidArgument
-from strictq._hashing import hash_key
-from strictq._keys import KEY_BYTES_MAX, KEYLESS, decode_key, encode_key
+from strictq._values.hashing import hash_key
+from strictq._values.keys import KEY_BYTES_MAX, KEYLESS, decode_key, encode_key
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 keys = st.one_of(texts, st.binary(min_size=1, max_size=KEY_BYTES_MAX), st.integers(-(10**300), 10**300))

@@ -9,7 +9,7 @@ import pytest
 
 import strictq
 from strictq import ForwardPending, Queue
-from strictq._store import outbox
+from strictq._store.whole import outbox
 from tests.support.forks import drained, fork
 from tests.support.internals import shard_of
 

@@ -10,8 +10,9 @@ import pytest
 
 import strictq
 from strictq import QueueNotFound, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
-from strictq._store import migrate, upgrade
-from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
+from strictq._store.disk import formats as migrate
+from strictq._store.disk.formats import CATALOG_ID, FORMAT, SHARD_ID
+from strictq._store.whole import upgrade
 from strictq.testing import FakeClock
 from tests.support.format_1 import require_busy, unpacked
 from tests.support.formats import NEWER, NEXT, add_column, become_next

@@ -13,27 +13,20 @@ import pytest
 
 import strictq
 from strictq import LeaseLost, Queue
-from strictq._keys import decode_key
-from strictq._store import migrate
+from strictq._store.disk import formats as migrate
 from strictq._store.lane import live_lane
 from strictq._store.migrating import moving, reader
+from strictq._values.keys import decode_key
 from strictq.handle import Handle
 from strictq.testing import FakeClock
 from tests.support import format_1, format_2
 from tests.support.format_2 import Facts, key_of, label, shown
-from tests.support.handouts import holder, read
-from tests.support.powercut_campaign import fast_directory
+from tests.support.recorded_batches import holder, read
 
 KINDS = format_2.kinds()
 STEP_SECONDS = 60.0
 STEPS_MAX = 200
 BYTES_MAX = 450_000
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 def migrated(kind: str, place: Path, **options: Any) -> tuple[Queue, Facts, FakeClock]:

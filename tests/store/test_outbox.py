@@ -12,10 +12,10 @@ import pytest
 
 import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
-from strictq._store import outbox
 from strictq._store.disk import layout
-from strictq._store.shard_file import Shard
-from strictq._store.store import Store
+from strictq._store.shard.shard_file import Shard
+from strictq._store.whole import outbox
+from strictq._store.whole.store import Store
 from strictq.testing import FakeClock
 from tests.support.internals import failing, shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs, shard_file
@@ -82,7 +82,7 @@ def test_any_other_process_finishes_it_too(q: Queue, disk: Opener, stuck: Callab
 
 KILLED = """
 import os, sys, strictq
-from strictq._store import outbox
+from strictq._store.whole import outbox
 point, path, here, there = sys.argv[1:]
 q = strictq.open(path, durability="process")
 q.send(b"", here)

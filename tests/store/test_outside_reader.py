@@ -13,23 +13,24 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import strictq
-from strictq import Delivery, Message, Queue
-from strictq._keys import decode_key, encode_key
+from strictq import Message, Queue
 from strictq._store.lane.memory import StoreLimits
 from strictq._store.shard import shard_lanes
+from strictq._values.keys import decode_key, encode_key
 from strictq.testing import FakeClock
 from tests.support import outside_reader
 from tests.support.internals import store_of
+from tests.support.powercut import Recorder
+from tests.support.powercut_run import ALL_KEYS, KEYS, Named, Program
 from tests.support.queues import Opener
+from tests.support.recorded import SCHEMA
+from tests.support.running import PATIENCE_SECONDS
 
-KEYS = ("a", "b", "c", 7, b"\x00d")
 STEPS = 120
 Answer = list[dict[str, Any]]
 
@@ -50,7 +51,7 @@ class Outside:
         return found
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -66,122 +67,59 @@ def test_it_is_written_without_strictq() -> None:
     assert imported <= {"__future__", *sys.stdlib_module_names}
 
 
-class Program:
-    """A random program on a queue of two shards."""
+class Wider(Program):
+    """The program of the power cuts on a queue of two shards, with keyless messages, poison, short leases and forgotten lanes."""
 
     def __init__(self, seed: int, disk: Opener) -> None:
-        self.random = r = random.Random(seed)
-        self.clock: FakeClock = disk.clock
-        self.q = disk(
+        r = random.Random(seed)
+        q = disk(
             shards=2, lease_seconds=20.0, max_attempts=r.choice((None, 2, 4)), on_expire=r.choice(("drop", "dead_letter")),
             on_poison="dead_letter", keyless="round_robin", keyless_lanes=3, idle_lane_seconds=r.choice((None, 5.0)),
         )  # fmt: skip
-        if r.random() < 0.5 and self.q.config.max_attempts is not None:
-            self.q.configure(on_poison=r.choice(("hold", "drop")))
-        self.batches: list[list[Delivery]] = []
-        self.steps = [getattr(self, name) for name in dir(type(self)) if name.startswith("step_")]
+        if r.random() < 0.5 and q.config.max_attempts is not None:
+            q.configure(on_poison=r.choice(("hold", "drop")))
+        q.app_schema(SCHEMA)
+        super().__init__(Named(q, Recorder()), disk.clock, r)
 
     def step(self) -> None:
-        with suppress(strictq.LeaseLost, strictq.PartialFailure):
-            self.random.choice([*self.steps, self.step_send, self.step_receive, self.step_ack])()
+        mine = (self.send_some, self.receive_some, self.receive_some, self.operate_on_some)
+        if self.random.random() < 0.4:
+            self.random.choice(mine)()
+        else:
+            super().step()
+        self.held = self.held[-50:]
 
-    def key(self) -> Any:
-        return self.random.choice(KEYS)
-
-    def held(self) -> Delivery | None:
-        """Return a delivery of a lease, which may be over or settled."""
-        some = [d for batch in self.batches for d in batch]
-        return self.random.choice(some) if some else None
-
-    def step_send(self) -> None:
+    def send_some(self) -> None:
         r = self.random
         deep = r.random() < 0.3
-        self.q.send_many(
+        self.queue.send_many(
             Message(
-                r.randbytes(4), key="a" if deep else r.choice((*KEYS, None)), ttl=r.choice((None, None, 40.0)),
+                r.randbytes(4), key="a" if deep else r.choice((*KEYS, None, None)), ttl=r.choice((None, None, 40.0)),
                 delay=r.choice((0.0, 0.0, 0.0, 6.0)), headers=r.choice((None, {"h": "x"})), size_hint=r.choice((None, 3.0)),
             )
             for _ in range(r.randrange(1, 30 if deep else 6))
         )  # fmt: skip
 
-    def step_receive(self) -> None:
+    def receive_some(self) -> None:
         r = self.random
-        self.batches.append(
-            list(self.q.receive(r.randrange(1, 25), per_key=r.choice((None, 1, 3)), lease_seconds=r.choice((1.0, 20.0, 20.0))))
+        self.held += self.queue.receive(
+            r.randrange(1, 25), per_key=r.choice((None, 1, 3)), lease_seconds=r.choice((1.0, 20.0, 20.0))
         )
-        self.batches = self.batches[-5:]
+        self.clock.advance(r.choice((0.0, 0.5, 3.0, 15.0)))
+        r.shuffle(self.held)
 
-    def step_receive_at_most_once(self) -> None:
-        self.q.receive(2, ack_first=True)
-
-    def step_ack(self) -> None:
-        if self.batches:
-            batch = self.random.choice(self.batches)
-            self.q.ack_many(self.random.sample(batch, self.random.randrange(len(batch) + 1)))
-
-    def step_ack_all(self) -> None:
-        if self.batches:
-            self.q.ack_many(self.batches.pop())
-
-    def step_nack(self) -> None:
-        if d := self.held():
-            d.nack(delay=self.random.choice((None, 0.0, 5.0)), reason="why")
-
-    def step_defer(self) -> None:
-        if d := self.held():
-            d.defer(5.0)
-
-    def step_reject(self) -> None:
-        if d := self.held():
-            d.reject("no")
-
-    def step_start(self) -> None:
-        if d := self.held():
-            d.start()
-
-    def step_extend(self) -> None:
-        if d := self.held():
-            d.extend(30.0)
-
-    def step_more(self) -> None:
-        if d := self.held():
-            self.batches.append(d.lease.more(3))
-
-    def step_release(self) -> None:
-        if d := self.held():
-            d.lease.release()
-
-    def step_hold(self) -> None:
-        self.q.hold(self.key())
-
-    def step_let_go(self) -> None:
-        self.q.release(self.random.choice((*KEYS, None)))
-
-    def step_redrive(self) -> None:
-        self.q.redrive(self.random.choice((None, self.key())))
-
-    def step_purge(self) -> None:
-        if self.random.random() < 0.2:
-            self.q.purge(self.key())
-
-    def step_purge_dead(self) -> None:
-        if self.random.random() < 0.2:
-            self.q.purge(self.key(), dead=True)
-
-    def step_resolve(self) -> None:
-        key = self.key()
-        for message in self.q.peek(key, 3):
+    def operate_on_some(self) -> None:
+        key = self.random.choice(KEYS)
+        if self.held and self.random.random() < 0.6:
+            self.recorded.act("reject", self.random.choice(self.held))
+        self.queue.redrive(self.random.choice((key, None)))
+        self.queue.release(self.random.choice((key, None)))
+        if self.random.random() < 0.1:
+            self.queue.purge(key, dead=True)
+        for message in self.queue.peek(key, 3):
             if message.state != "in_flight":
-                self.q.resolve(key, message.seq)
+                self.queue.resolve(key, message.seq)
                 return
-
-    def step_wait(self) -> None:
-        self.clock.advance(self.random.choice((0.5, 3.0, 15.0)))
-
-    def step_key_state(self) -> None:
-        with self.q.transaction(key=self.key()) as tx:
-            tx.key_state = b"state"
-            tx.send(b"sent", key=self.key())
 
 
 def require_agreement(q: Queue, answer: Answer) -> Counter[str]:
@@ -235,12 +173,12 @@ def require_order(q: Queue, clock: FakeClock, outside: Outside) -> None:
     """Receive everything. What comes first of each key is what the reader lists first."""
     q.configure(max_attempts=None, on_poison="dead_letter")
     clock.advance(1_000.0)
-    for key in (*KEYS, None):
+    for key in (*ALL_KEYS, None):
         q.release(key)
     while batch := q.receive(20):
         # What has expired was dropped by the receive.
         lanes = {k: [m[1] for m in lane["messages"]] for found in outside.read(q) for k, lane in found["lanes"].items()}
-        for key in KEYS:
+        for key in ALL_KEYS:
             mine = [d.id for d in batch if d.key == key]
             assert mine == lanes.get(encode_key(key).hex(), [])[: len(mine)]
         q.ack_many(batch)
@@ -272,10 +210,10 @@ def test_a_reader_written_from_the_page_agrees(
         loaded_max=r.choice((3, 20, 500)), tails_max=r.choice((3, 100)),
     )  # fmt: skip
     monkeypatch.setattr(shard_lanes, "StoreLimits", limits)
-    program = Program(seed, disk)
+    program = Wider(seed, disk)
     for n in range(STEPS):
         program.step()
         if n % 3 == 0:
-            met.update(agree(program.q, outside))
-    assert program.q.check() == []
-    require_order(program.q, program.clock, outside)
+            met.update(agree(program.queue, outside))
+    assert program.queue.check() == []
+    require_order(program.queue, program.clock, outside)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import StoreError, StrictqError, _query_reports
-from strictq import _files as files
-from strictq._handouts import Holder
-from strictq._query_reports import read, write
+from strictq import StoreError, StrictqError
+from strictq._client import query_reports as _query_reports
+from strictq._client.query_reports import read, write
+from strictq._platform import files
 from strictq._store.bulk.staging import Staging, new_file, new_run
 from strictq._store.disk import layout
+from strictq.spark._recorded_batches import Holder
 from tests.support.queues import fill, labels
 from tests.support.running import PATIENCE_SECONDS
 
@@ -60,7 +61,6 @@ def contents(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "read_only"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.timeout(60)
 def test_what_is_no_file_is_refused(path: Path, name: str, kind: str, read_only: bool) -> None:
     other = path.with_name("other")
     other.write_bytes(b"theirs")
@@ -83,7 +83,6 @@ def test_the_command_line_does_not_wait_for_a_fifo(path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_a_fifo_in_a_consumers_place_is_refused(path: Path) -> None:
     with strictq.open(path) as q:
         os.mkfifo(files.named(path, layout.CONSUMER, "etl"))
@@ -94,7 +93,6 @@ def test_a_fifo_in_a_consumers_place_is_refused(path: Path) -> None:
         assert q.consumers() == []
 
 
-@pytest.mark.timeout(60)
 def test_a_fifo_among_staged_files_is_refused(path: Path) -> None:
     place, run = Staging(path, "w"), new_run()
     name, file = place.create(1, run)
@@ -114,7 +112,6 @@ def test_a_fifo_among_staged_files_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*OURS, *DATABASES])
-@pytest.mark.timeout(60)
 def test_a_salvage_does_not_wait_for_a_fifo(path: Path, name: str) -> None:
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
@@ -162,7 +159,7 @@ def test_a_linked_copy_can_be_read_and_is_its_own_after_the_hint(path: Path) -> 
 
 
 def test_a_linked_query_file_is_not_written_through(path: Path) -> None:
-    from strictq._findings import QueryReport
+    from strictq._values.findings import QueryReport
 
     part = _query_reports.file_of(path, "etl")
     part = part.with_name(f"{part.name}.part")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
-from strictq._handouts import Holder
 from strictq._store.api import Block, Held, PackedColumns
 from strictq._store.shard import columns
-from strictq._store.shard_file import Shard
+from strictq._store.shard.shard_file import Shard
+from strictq.spark._recorded_batches import Holder
 from strictq.testing import FakeClock
-from tests.support.handouts import by_key, drain, encode, holder, read
 from tests.support.queues import fill
+from tests.support.recorded_batches import by_key, drain, encode, holder, read
 
 KEYS = st.sampled_from(["a", "b", "c", "d", None])
 BODIES = st.sampled_from([b"", b"\0", b"1", b"22", b",", b"x" * 900])
@@ -96,7 +96,7 @@ def test_every_message_comes_once_and_in_order(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(KEYED, max_size=40), st.integers(1, 30), st.sampled_from([5, 40, 1 << 20]))
-def test_hand_outs_have_the_messages_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
+def test_recorded_batches_have_the_messages_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
     """Lanes that are packed have another order among each other."""
     made = []
     for packed in (True, False):

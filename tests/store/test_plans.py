@@ -13,12 +13,12 @@ import strictq
 from strictq import Message, Queue
 from strictq._sql import (
     APPLIED,
-    HANDOUT,
     HISTORY,
     LOG,
     LOOKS,
     OPERATE,
     OUTBOX,
+    RECORDED_BATCHES,
     SCAN,
     SHARD,
     TABLES,
@@ -26,7 +26,7 @@ from strictq._sql import (
     choose,
     repeat,
 )
-from strictq._store.commit.tx import Tx
+from strictq._store.shard.shard_lanes import Tx
 from tests.support.internals import shard_of, writer_of
 from tests.support.queues import Opener, shard_file
 
@@ -48,6 +48,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
             q.hold(f"held-{n}")  # an entry each: statistics of an almost empty table are no use
     connection = apsw.Connection(str(shard_file(path)))
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    connection.execute(LOG.pairs)
     yield connection
     connection.close()
 
@@ -110,9 +111,13 @@ PINNED: list[tuple[Statements, str, list[str]]] = [
     (OUTBOX, "waiting", ["SEARCH outbox USING PRIMARY KEY (destination=?)"]),
     (OUTBOX, "delete", ["SEARCH outbox USING PRIMARY KEY (destination=? AND id<?)"]),
     (OUTBOX, "high_water", ["SEARCH inlet USING PRIMARY KEY (origin=?)"]),
-    (HANDOUT, "open_handouts", ["SEARCH handout USING INDEX handout_open (consumer=? AND n<?)"]),
-    (HANDOUT, "handout_of", ["SEARCH handout USING INDEX handout_open (consumer=?)"]),
-    (HANDOUT, "block", ["SEARCH handout_block USING INDEX sqlite_autoindex_handout_block_1 (consumer=? AND n=? AND part=?)"]),
+    (RECORDED_BATCHES, "open_batches", ["SEARCH handout USING INDEX handout_open (consumer=? AND n<?)"]),
+    (RECORDED_BATCHES, "batch_of", ["SEARCH handout USING INDEX handout_open (consumer=?)"]),
+    (
+        RECORDED_BATCHES,
+        "block",
+        ["SEARCH handout_block USING INDEX sqlite_autoindex_handout_block_1 (consumer=? AND n=? AND part=?)"],
+    ),
 ]  # fmt: skip
 
 
@@ -128,21 +133,22 @@ def test_a_hot_statement_uses_its_index_and_nothing_else(
 
 
 BLOCKS = {
-    "applied": APPLIED, "handout": HANDOUT, "history": HISTORY, "log": LOG, "looks": LOOKS,
+    "applied": APPLIED, "recorded_batches": RECORDED_BATCHES, "history": HISTORY, "log": LOG, "looks": LOOKS,
     "operate": OPERATE, "tables": TABLES, "outbox": OUTBOX, "scan": SCAN,
 }  # fmt: skip
+DDL = ("schema", "pairs")
 STATEMENTS = [
-    (f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names() if name != "schema"
+    (f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names() if name not in DDL
 ]
 WHOLE = {
-    *(f"looks.{name}" for name in ("dead_letters", "dead_rows", "all_dead", "all_gone", "parts_of_none", "trouble_of_none")),
-    *(f"looks.{name}" for name in ("dedup_over_top", "other_keys", "handouts", "outbox")),
+    *(f"looks.{name}" for name in ("dead_letters", "dead_reasons", "dead_rows", "all_dead", "all_gone", "parts_of_none")),
+    *(f"looks.{name}" for name in ("trouble_of_none", "dedup_over_top", "other_keys", "recorded_batches", "outbox")),
 }
 """Statements of check() and of lists of everything."""
 FROM_THE_END = {"log.last_time", "log.append_void"}
 """They read the newest row alone."""
-BOUNDED_SORTS = {"tables.keep_ended"}
-"""They sort what they take."""
+BOUNDED_SORTS = {"tables.keep_ended", "outbox.in_order"}
+"""They sort what they take, or the sends that wait for moments."""
 INDEXES_OF_FEW = ("lane_held", "lane_leased", "lane_due")
 
 
@@ -179,7 +185,7 @@ def test_plans_do_not_depend_on_statistics(db: apsw.Connection, name: str, sql: 
 def test_every_statement_can_be_prepared(db: apsw.Connection) -> None:
     for block in BLOCKS.values():
         for name in block.names():
-            if name != "schema":
+            if name not in DDL:
                 assert plan(db, getattr(block, name)) is not None
     for name in ("read_meta", "write_meta"):
         assert plan(db, getattr(SHARD, name)) is not None

@@ -10,9 +10,9 @@ import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue
-from strictq._config import BODY_BYTES_MAX
 from strictq._sql import CATALOG, LOG, LOOKS, OPERATE, OUTBOX, SHARD, TABLES, repeat
 from strictq._store.commit import app_database
+from strictq._values.config import BODY_BYTES_MAX
 from tests.support.internals import at_rest, connection_of, shard_of
 from tests.support.queues import Opener, drain, fill
 
@@ -75,6 +75,8 @@ def test_a_text_of_the_engines_own_is_refused_to_programs(used: Queue, name: str
     refusal = "more than the program's own"
     if (name.startswith("catalog.") and name != "catalog.schema") or name == "shard.lease_index":
         refusal = "no such table"  # the tables of queue.db and of older formats do not exist there
+    if name in ("log.insert_deduped_alone", "log.append_troubled_alone"):
+        refusal = "more than the program's own|no such table"  # views of the connection, made when they are first needed
     # Found before the authorizer is asked; see below.
     if name == "shard.history_2":
         refusal = "duplicate column name"

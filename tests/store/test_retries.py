@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strictq import QueueConfig
-from strictq._store.shard import retries
+from strictq._values import retries
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,17 @@ import attrs
 import pytest
 
 import strictq
-from strictq import HandoutGone, InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
-from strictq._findings import LostRange
-from strictq._keys import encode_key
+from strictq import InvalidArgument, Message, QueueConfig, QueueNotFound, RecordedBatchGone, Salvaged, StoreBusy, StoreCorrupt
 from strictq._store.disk import locks
+from strictq._values.findings import LostRange
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import fold, narrow
 from tests.support.format_1 import unpacked
-from tests.support.handouts import Label, by_key, drain, holder, read
 from tests.support.internals import PAGE_BYTES, store_of, tamper
 from tests.support.powercut import quiet
-from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import fill, keys_by_shard, shard_file
+from tests.support.recorded_batches import Label, by_key, drain, holder, read
 
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
@@ -106,12 +105,6 @@ def contents(path: Path, clock: FakeClock) -> tuple[dict[tuple[Any, int], Told],
 
 def digest(path: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(path.iterdir()) if p.is_file()}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
 
 
 @pytest.mark.parametrize("folded", [False, True], ids=["logs", "folded"])
@@ -308,12 +301,12 @@ def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:
         assert q.check() == []
     with quiet(clock), strictq.open(place / "queue", clock=clock) as old, strictq.open(place / "out", clock=clock) as new:
         assert new.check() == []
-        before, after = (max(k.epoch for k in q._storage.handouts.known("etl").values()) for q in (old, new))
+        before, after = (max(k.epoch for k in q._storage.recorded_batches.known("etl").values()) for q in (old, new))
         assert after > before
 
 
 @pytest.mark.parametrize("table", ["handout_block", "handout", "consumer", "message"])
-def test_a_hand_out_that_is_not_whole_is_released_and_told(place: Path, table: str) -> None:
+def test_a_recorded_batch_that_is_not_whole_is_released_and_told(place: Path, table: str) -> None:
     """Its messages become ready, and it can't be read as a smaller batch."""
     clock = FakeClock()
     labels = handed_out(place, clock)
@@ -329,9 +322,9 @@ def test_a_hand_out_that_is_not_whole_is_released_and_told(place: Path, table: s
         h = holder(q)
         seen = {(key, seq) for some in labels[:2] for key, seq, _ in some}
         for n in (1, 2, 3):
-            with suppress(HandoutGone):
+            with suppress(RecordedBatchGone):
                 assert read(q, h, n) == labels[n - 1]
-        with pytest.raises(HandoutGone):
+        with pytest.raises(RecordedBatchGone):
             read(q, h, 3 if table != "handout_block" else 1)
         h.close()
         got = [(f"s{d.key}", d.seq) for _ in range(5) for d in q.receive(100)]
@@ -358,6 +351,7 @@ def is_covered(ranges: Sequence[LostRange], key: Any, seq: int) -> bool:
     return any((r.key is None or r.key == key) and r.first <= seq and (r.last is None or seq <= r.last) for r in ranges)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("folded", [False, True], ids=["logs", "folded"])
 @pytest.mark.parametrize(
     ("name", "checkpointed"),

@@ -12,11 +12,11 @@ import pytest
 
 import strictq
 from strictq import InvalidArgument, Message, Queue, QueueConfig
-from strictq._keys import Key, encode_key
 from strictq._store.bulk import scan
 from strictq._store.bulk.columns import BlockSize, ListedColumns, MessageRange
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.shard.columns import PackedColumns
+from strictq._store.shard.leases import PackedColumns
+from strictq._values.keys import Key, encode_key
 from strictq.testing import FakeClock
 from tests.support.internals import shard_of
 
@@ -143,7 +143,7 @@ def test_a_place_that_no_plan_has_is_refused(q: Queue, place: tuple[int, ...]) -
 
 def test_keys_are_kept_in_places() -> None:
     for keys in ((), (b"",), (b"s",), (b"s" * 7, b"\0\xff" * 40), (b"n0!12", b"\0" * 1_025)):
-        span = scan.Span(5, b"s\0" * 9, b"\xff", keys)
+        span = scan.Span(5, 3, b"s\0" * 9, b"\xff", keys)
         assert scan.Span.of(span.place()) == span
 
 

@@ -10,17 +10,18 @@ from typing import Any
 import apsw
 import pytest
 
-from strictq._config import QueueConfig
-from strictq._errors import LeaseLost, QueueFull, SchemaMismatch, StoreCorrupt
 from strictq._store.commit import connection
-from strictq._store.commit.tx import Tx
 from strictq._store.lane import entries as kinds
 from strictq._store.lane.live_lane import LiveLane
-from strictq._store.lane.memory import EFFECTS, StoreLimits
+from strictq._store.lane.memory import BODY_BYTES_KEPT, EFFECTS, FOREIGN_BODY_BYTES, M_BODY, StoreLimits
 from strictq._store.shard import expiring, operating, sending, settling
 from strictq._store.shard.failures import AttemptFailure
-from strictq._store.shard.leases import Settlement
-from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request
+from strictq._store.shard.leases import BODY, Settlement
+from strictq._store.shard.shard_lanes import NEWS_MAX, Tx
+from strictq._store.tables import mark
+from strictq._values.config import QueueConfig
+from strictq._values.errors import LeaseLost, QueueFull, SchemaMismatch, StoreCorrupt
+from tests.support.lane_file import CONFIG, LaneFile, batches, groups_of, item, new_file, request, rows_of
 
 SECOND = 1_000_000
 KEY = b"sa"
@@ -87,8 +88,8 @@ def test_an_unknown_kind_of_entry_is_refused(opened: Opened, kind: int) -> None:
 
 
 def test_a_feature_of_a_later_version_is_refused(opened: Opened) -> None:
-    opened.run("UPDATE mark SET features = 4")
-    with pytest.raises(SchemaMismatch, match="bits 0x4"):
+    opened.run("UPDATE mark SET features = 1024")
+    with pytest.raises(SchemaMismatch, match="bits 0x400"):
         opened.open()
 
 
@@ -148,7 +149,7 @@ def test_a_worker_that_died_without_a_lease_leaves_nothing_to_end(opened: Opened
     shard = opened.open()
     send(shard, 1)
     claim(shard)
-    shard.transact(lambda tx: expiring.end_claims(tx, [], single=True))
+    shard.transact(lambda tx: expiring.end_claims(tx, {}, single=True))
     assert not shard.claim(request(1)).messages
 
 
@@ -230,15 +231,6 @@ def test_a_repeated_ack_is_recognised_also_after_a_fold(opened: Opened) -> None:
         send(shard, 1)  # the row is written again by a lane that does not know its last resolution
         for at in range(40):
             send(shard, 1, b"sc%d" % at)
-
-
-def test_a_parked_message_keeps_its_ttl(opened: Opened) -> None:
-    shard = opened.open(config=KEYLESS)
-    shard.send([item(b"n1", delay=SECOND, ttl=2 * SECOND)])
-    assert groups_of(shard.claim(request())) == []
-    opened.now += 3 * SECOND
-    assert groups_of(shard.claim(request())) == []
-    assert shard.totals().expired == 1
 
 
 def test_a_parked_dead_letter_goes_back_to_its_own_lane_in_each_memory(opened: Opened) -> None:
@@ -408,15 +400,18 @@ def test_a_whole_claim_is_acked_by_one_statement(opened: Opened) -> None:
     send(shard, 1, b"sb")
     claimed = shard.claim(request(3))
     before = shard.lanes.commits
-    assert settling.ack_claimed_alone(shard.lanes, claimed, opened.now) is False, "sb waits since it was sent"
+    shard.lanes.wake = False  # as before every call
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, claimed)
+    assert not shard.lanes.wake, "sb waits since it was sent"
     assert shard.lanes.commits == before + 1
-    assert settling.ack_claimed_alone(shard.lanes, claimed, opened.now) is None, "it is not leased any more"
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, claimed) is None, "it is not leased any more"
     part = shard.claim(request(1))
     send(shard, 1, b"sb")
-    assert settling.ack_claimed_alone(shard.lanes, part, opened.now) is True, "the rest of sb is ready"
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, part)
+    assert shard.lanes.wake, "the rest of sb is ready"
     again = shard.claim(request(1))
     send(other, 1, b"sc")
-    assert settling.ack_claimed_alone(shard.lanes, again, opened.now) is None, "memory is behind"
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, again) is None, "memory is behind"
     assert not any(shard.ack(batches(again.token, groups_of(again))))
     assert shard.totals().pending == other.totals().pending == 1
 
@@ -449,9 +444,10 @@ def test_no_statement_reads_more_than_its_slice(opened: Opened) -> None:
     """The upper bound of a deleted range is found by the index, not by a scan: see the comment of `delete_range`."""
     from strictq._sql import LOG, TABLES
 
+    opened.db.execute(LOG.pairs)
     for statements in (LOG, TABLES):
         for name in statements.names():
-            if name == "schema":
+            if name in ("schema", "pairs"):
                 continue
             text = statements.__dict__[name].replace("{{", "").replace("}}", "")
             if "ORDER BY id DESC LIMIT 1" in text or text.lstrip().startswith("SELECT EXISTS (SELECT 1 FROM trouble)"):
@@ -471,3 +467,104 @@ def explained(db: apsw.Connection, text: str) -> Any:
         except apsw.BindingsError:
             n -= 1
             assert n >= 0, text
+
+
+def test_little_that_another_process_wrote_is_read_without_a_transaction(opened: Opened) -> None:
+    first, second = opened.open(), opened.open()
+    send(first, 2)
+    send(first, 2, b"sb")
+    token, groups = claim(second, 2)
+    send(first, 1, b"sb")
+    other = claim(first, 1)
+    statements: list[str] = []
+    second.db.set_exec_trace(lambda _cursor, sql, _bindings: statements.append(sql) or True)
+    ack(second, token, groups)
+    assert not second.lanes.is_current
+    assert [sql.split()[0] for sql in statements] == ["SELECT", "INSERT"]
+    assert (second.memory.seen, second.memory.top) == (3, 5)
+    statements.clear()
+    second.db.set_exec_trace(None)
+    ack(first, *other)
+    assert claim(second, 9)[1] == [(b"sb", [2, 3])]
+
+
+@pytest.mark.parametrize("what", ["many", "note", "unknown lane"])
+def test_what_a_single_statement_does_not_read_is_read_by_a_transaction(opened: Opened, what: str) -> None:
+    first, second = opened.open(), opened.open()
+    send(first, 1)
+    token, groups = claim(second, 1)
+    send(first, 1)
+    if what == "many":
+        send(first, NEWS_MAX, b"sb")
+    elif what == "note":
+        first.transact(lambda tx: setattr(tx.totals, "config_version", 0))
+    else:
+        send(first, 1, b"sc")
+    assert not second.lanes.follow_alone()
+    ack(second, token, groups)
+    assert (second.memory.seen, second.memory.top) == (first.memory.seen + 1, first.memory.top)
+
+
+def test_short_bodies_are_read_with_the_messages_of_another_process(opened: Opened) -> None:
+    first, second = opened.open(), opened.open()
+    bodies = [b"short", b"x" * FOREIGN_BODY_BYTES, b"y" * (FOREIGN_BODY_BYTES + 1), b""]
+    first.send([item(b"s%d" % n, body) for n, body in enumerate(bodies)])
+    second.look(lambda _: None)
+    assert [row[M_BODY] for row in second.memory.rows.values()] == [*bodies[:2], None, b""]
+    assert second.memory.bytes_kept == len(bodies[0]) + len(bodies[1])
+    assert [row[BODY] for (row,) in rows_of(second.claim(request(4, per_key=1)))] == bodies
+
+
+def test_bodies_of_another_process_do_not_fill_memory(opened: Opened) -> None:
+    first, second = opened.open(), opened.open()
+    second.memory.bytes_kept = BODY_BYTES_KEPT
+    send(first, 1)
+    second.look(lambda _: None)
+    assert second.memory.rows[1][M_BODY] is None
+    second.memory.bytes_kept = BODY_BYTES_KEPT - 1
+    send(first, 2)
+    second.look(lambda _: None)
+    assert [row[M_BODY] for row in second.memory.rows.values()] == [None, None, None]
+    assert len(claim(second)[1][0][1]) == 3
+
+
+def test_resolved_messages_are_deleted_in_steps_and_the_journal_is_cut_with_them(opened: Opened) -> None:
+    """Each step may be another process's, also of one that has just begun."""
+    limits = StoreLimits(window=1_000, deleted=16)
+    first, second = opened.open(limits), opened.open(limits)
+    send(first, 49)
+    for _ in range(3):
+        ack(first, *claim(first, 16))
+    second.look(lambda _: None)
+    rebuilds = second.memory.rebuilds
+    found = []
+    for shard in (first, second, opened.open(limits)):
+        shard.transact(lambda tx: tx.lanes.folder.slice(tx.now))
+        found.append((
+            opened.run("SELECT count(*) FROM message WHERE id > 0")[0][0],
+            opened.run("SELECT min(id) - 1, cut FROM journal, mark")[0],
+            bool(shard.memory.fold_to),
+        ))  # fmt: skip
+    assert found == [(33, (3, 3), True), (17, (5, 5), True), (1, (8, 8), False)]
+    for shard in (first, second, opened.open()):
+        assert shard.lane(KEY) == first.lane(KEY)
+        assert not shard.memory.gone
+    assert second.memory.rebuilds == rebuilds
+
+
+def test_a_failed_operation_takes_back_no_feature_that_its_group_began_with(opened: Opened) -> None:
+    send(opened.open(), 1)
+    shard = opened.open(config=CONFIG.evolve(tenant_separator="/"))
+
+    def fails(tx: Tx) -> None:
+        sending.send(tx, [item(b"sa/1")], elsewhere=sending.NOTHING_ELSEWHERE)
+        raise ValueError
+
+    def sends(tx: Tx) -> None:
+        sending.send(tx, [item(b"sa/2")], elsewhere=sending.NOTHING_ELSEWHERE)
+
+    assert [type(one) for one in shard.group([fails, sends])] == [ValueError, type(None)]
+    assert opened.run("SELECT features FROM mark") == [(mark.TURNS | mark.TENANT_DEPTHS,)]
+    again = opened.open(config=CONFIG.evolve(tenant_separator=":"))
+    assert [key for key, _ in claim(again)[1]] == [KEY, b"sa/2"]
+    assert not again.check()

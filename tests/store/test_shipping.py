@@ -12,11 +12,11 @@ import pytest
 
 import strictq
 from strictq import Queue, StoreCorrupt
-from strictq._store.disk import epoch
 from strictq._store.disk.wal_file import HEADER_BYTES
 from strictq._store.shipping import commit_time, tail
 from strictq._store.shipping.tail import WalTail
 from strictq._store.shipping.values import FRAME_BYTES, WalMovedOn
+from strictq._store.whole import epoch
 from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, shard_of, store_of
 from tests.support.queues import Opener

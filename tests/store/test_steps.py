@@ -25,7 +25,7 @@ def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch
 
     db = connection_of(q)
     step = operating.purge_lane
-    monkeypatch.setattr(operating, "purge_lane", lambda tx, key: (step(tx, key), count(tx.db))[0])
+    monkeypatch.setattr(operating, "purge_lane", lambda tx, key, **how: (step(tx, key, **how), count(tx.db))[0])
     assert q.purge("k") == 0
     assert left == [4, 1, 0]
     assert db.execute("SELECT count(*) FROM dedup").get == 0
@@ -44,10 +44,10 @@ def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kil
     step = operating.purge_lane
     got: list[object] = []
 
-    def and_then(tx: object, lane: bytes) -> object:
+    def and_then(tx: object, lane: bytes, **how: bool) -> object:
         if got:
             return 0, False
-        result = step(tx, lane)  # type: ignore[arg-type]
+        result = step(tx, lane, **how)  # type: ignore[arg-type]
         got.append(None)
         return result
 

@@ -13,14 +13,15 @@ import pytest
 
 import strictq
 from strictq import ConfigError, LeaseLost, Message
-from strictq._store.disk import epoch, locks
+from strictq._store.disk import locks
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.shard import claiming
+from strictq._store.whole import epoch
 from strictq.testing import FakeClock
 from tests.support.folds import fold
 from tests.support.internals import shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, labels, shard_file
-from tests.support.running import ROOT
+from tests.support.running import PATIENCE_SECONDS, ROOT
 
 DAY = 86400.0
 YEARS_1970_TO_NOW = 1_700_000_000.0
@@ -93,12 +94,12 @@ def test_a_reboot_into_1970_never_turns_time_back(disk: Opener, clock: FakeClock
     q = disk(dedup_window_seconds=1000.0)
     q.send(b"", "mortal", ttl=3600.0)
     q.send(b"", "delayed", delay=100.0)
-    before = store_of(q).now()
+    before = q.now()
     q.close()
     clock.reboot()
     clock.jump_wall(-YEARS_1970_TO_NOW)
     q = disk()
-    assert store_of(q).now() >= before
+    assert q.now() >= before
     assert labels(q.receive()) == [("mortal", 1)]
     clock.advance(101.0)
     clock.jump_wall(YEARS_1970_TO_NOW)
@@ -203,7 +204,7 @@ def held_elsewhere(path: str) -> Iterator[None]:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         yield
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
         process.wait()
@@ -285,7 +286,7 @@ def test_presence_ends_with_its_process_even_by_kill(tmp_path: Path, clock: Fake
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     os.kill(process.pid, 9)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_SECONDS)
     with strictq.open(path, clock=clock) as q:
         assert store_of(q).epoch == 2
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import Message, StoreCorrupt, StoreError, StrictqError
-from strictq._hashing import hash_key
-from strictq._keys import encode_key, keyless_by_hash, keyless_lane
-from strictq._store.topology import HASHES, SHARDS_MAX, Range, Topology
+from strictq._store.disk.topology import HASHES, SHARDS_MAX, Range, ShardList
+from strictq._values.hashing import hash_key
+from strictq._values.keys import encode_key, keyless_by_hash, keyless_lane
 from strictq.testing import FakeClock
 from tests.support.internals import fold, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
@@ -60,7 +60,7 @@ DEDUP_LANES = [b"n47", b"n61", b"n47"]
 
 @pytest.mark.parametrize("shards", range(1, SHARDS_MAX + 1))
 def test_even_ranges_cover_every_hash_once(shards: int) -> None:
-    ranges = Topology.even(shards).ranges
+    ranges = ShardList.even(shards).ranges
     assert ranges[0].lo == 0
     assert ranges[-1].hi == HASHES - 1
     for one, two in itertools.pairwise(ranges):
@@ -72,7 +72,7 @@ def test_even_ranges_cover_every_hash_once(shards: int) -> None:
 
 @given(st.integers(1, SHARDS_MAX), st.integers(0, HASHES - 1))
 def test_every_hash_has_one_owner(shards: int, hashed: int) -> None:
-    topology = Topology.even(shards)
+    topology = ShardList.even(shards)
     owners = [r.shard for r in topology if r.owns(hashed)]
     assert owners == [topology.owner(hashed)]
 
@@ -84,7 +84,7 @@ def test_routing_agrees_with_the_ranges(tmp_path: Path, shards: int) -> None:
         for key, hashed in VECTORS:
             shard = store_of(q).shard_of(encode_key(key))
             assert shard.range.owns(hashed)
-            assert shard.range == Topology.even(shards).ranges[shard.number]
+            assert shard.range == ShardList.even(shards).ranges[shard.number]
 
 
 def test_where_keys_lie_in_a_queue_of_four_never_changes() -> None:
@@ -118,7 +118,7 @@ def test_ranges_with_a_gap_or_an_overlap_are_refused(disk: Opener) -> None:
 
 def test_an_uneven_topology_is_looked_up_by_range() -> None:
     cuts = [0, 10, 1 << 40, HASHES - 1, HASHES]
-    topology = Topology([Range(i, f"shard-{i:04}.db", cuts[i], cuts[i + 1] - 1) for i in range(4)])
+    topology = ShardList([Range(i, f"shard-{i:04}.db", cuts[i], cuts[i + 1] - 1) for i in range(4)])
     hashes = [0, 9, 10, (1 << 40) - 1, 1 << 40, HASHES - 2, HASHES - 1]
     assert [topology.owner(h) for h in hashes] == [0, 0, 1, 1, 2, 2, 3]
 

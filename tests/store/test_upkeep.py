@@ -13,11 +13,11 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._store import upkeep
 from strictq._store.commit import checkpoint, connection
+from strictq._store.whole import store, upkeep
 from tests.support.internals import connected, connections, store_of
 from tests.support.queues import Opener, shard_file
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS, until
 
 PAGES = 20
 PAGE_BYTES = 4096
@@ -246,6 +246,9 @@ def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: p
         def tidy(self) -> None:
             tidied.set()
 
+        def rests(self) -> bool:
+            return False
+
     kept = Busy()
     thread = upkeep.Upkeep(kept)
     thread.wal_grew(0)
@@ -253,6 +256,48 @@ def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: p
         assert tidied.wait(PATIENCE_SECONDS)
     finally:
         thread.stop()
+
+
+def test_a_queue_with_nothing_to_do_has_no_thread_until_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 0.01)
+
+    class Kept:
+        tidied, done = 0, False
+
+        def checkpoint(self, _shard: int) -> None: ...
+
+        def tidy(self) -> None:
+            self.tidied += 1
+            self.done = True
+
+        def rests(self) -> bool:
+            return self.done
+
+    kept = Kept()
+    thread = upkeep.Upkeep(kept)
+    thread.start()
+    try:
+        for times in (1, 2, 3):
+            until(lambda times=times: kept.tidied == times and thread._thread is None)
+            kept.done = False
+    finally:
+        thread.stop()
+
+
+def test_a_queue_rests_until_a_process_commits(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "TIMESTAMP_NS", 0)
+    q = disk(shards=2)
+    store_of(q)._upkeep.stop()
+    assert not store_of(q).rests()
+    for _ in range(2):
+        store_of(q).tidy()
+        assert store_of(q).rests()
+        q.send(b"", key="k")
+        assert not store_of(q).rests()
+        store_of(q).tidy()
+        with disk() as other:
+            other.send(b"", key="k")
+        assert not store_of(q).rests()
 
 
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])

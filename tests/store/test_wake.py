@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 import strictq
-from strictq import _files as files
+from strictq._platform import files
+from strictq._store.disk import shared_flags
 from strictq._store.disk.shared_flags import Waker, waker_of
-from strictq._store.store import Store
-from tests.support.campaign import wait_until
+from strictq._store.whole.store import Store
 from tests.support.internals import store_of
-from tests.support.running import PATIENCE_SECONDS, in_threads, run_python
+from tests.support.running import PATIENCE_SECONDS, in_threads, run_python, until
 
 
 def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE_SECONDS) -> threading.Thread:
@@ -36,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_notify_wakes_every_waiter() -> None:
     waker = Waker()
     threads = [in_background(waker, waker.seen()) for _ in range(5)]
-    wait_until(lambda: waker._waiting == 5, "the waiters")
+    until(lambda: waker._waiting == 5, "the waiters")
     waker.notify()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
@@ -62,7 +63,7 @@ def test_another_object_on_the_file_is_woken(file: Path) -> None:
     """As between processes, only the file connects them."""
     one, two = Waker(file), Waker(file)
     thread = in_background(two, two.seen())
-    wait_until(lambda: two._waiting == 1, "the waiter")
+    until(lambda: two._waiting == 1, "the waiter")
     one.notify()
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
@@ -169,16 +170,16 @@ def test_a_consumer_that_waits_in_vain_is_seen_by_others_for_a_while(
     monkeypatch.setattr("strictq._store.disk.shared_flags.time.monotonic_ns", lambda: now[0])
     one = Waker(file) if shared else Waker()
     two = Waker(file) if shared else one  # as in another process, or in this one
-    assert not two.somebody_idle(7)
+    assert not two.is_another_idle(7)
     one.show_idle(5)
-    assert two.somebody_idle(7)
-    assert not two.somebody_idle(5), "not by itself"
+    assert two.is_another_idle(7)
+    assert not two.is_another_idle(5), "not by itself"
     now[0] += 90_000_000
-    assert two.somebody_idle(7)
+    assert two.is_another_idle(7)
     now[0] += 20_000_000
-    assert not two.somebody_idle(7)
+    assert not two.is_another_idle(7)
     now[0] -= 10**12
-    assert not two.somebody_idle(7), "a clock that stands elsewhere shows nobody"
+    assert not two.is_another_idle(7), "a clock that stands elsewhere shows nobody"
 
 
 def test_whoever_waits_for_anything_is_idle_and_whoever_waits_for_some_key_is_not(tmp_path: Path) -> None:
@@ -187,8 +188,8 @@ def test_whoever_waits_for_anything_is_idle_and_whoever_waits_for_some_key_is_no
         for keys, idle in ((["k"], False), (None, True)):
             thread = threading.Thread(target=q.receive, kwargs={"wait": PATIENCE_SECONDS, "keys": keys})
             thread.start()
-            wait_until(lambda: waker._waiting == 1, "the receive")
-            assert waker.somebody_idle(7) is idle
+            until(lambda: waker._waiting == 1, "the receive")
+            assert waker.is_another_idle(7) is idle
             q.send(b"", "k" if keys else "another")
             thread.join()
             assert waker._idle_waiting == 0
@@ -222,7 +223,7 @@ def test_a_close_wakes_those_who_wait_on_the_queue(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    wait_until(lambda: store_of(q).waker._waiting == 1, "the receive to wait")
+    until(lambda: store_of(q).waker._waiting == 1, "the receive to wait")
     q.close()
     thread.join(PATIENCE_SECONDS)
     assert [type(e) for e in outcome] == [strictq.QueueClosed]
@@ -373,7 +374,7 @@ def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) ->
             while not over.is_set():
                 waker.wait((0, 0), 0.0)
                 waker.show_idle()
-                waker.somebody_idle(7)
+                waker.is_another_idle(7)
                 assert waker.suspects(0) == 0
 
         def wait(q: strictq.Queue = q) -> None:
@@ -381,7 +382,7 @@ def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) ->
                 q.receive(wait=None)
 
         def close(q: strictq.Queue = q, waker: Waker = waker, over: threading.Event = over) -> None:
-            wait_until(lambda: waker._waiting >= 2, "the receives to wait")
+            until(lambda: waker._waiting >= 2, "the receives to wait")
             q.close()
             over.set()
 
@@ -394,4 +395,56 @@ def test_a_sender_that_dies_before_it_says_so_delays_a_receive_briefly(tmp_path:
         assert not q.receive()
         monkeypatch.setattr(store_of(other), "note_change", lambda shard: None)
         other.send(b"", key="k")
-        wait_until(lambda: bool(q.receive()), "the receive of the message")
+        until(lambda: bool(q.receive()), "the receive of the message")
+
+
+# ---- the thread that hears other processes
+
+
+def test_many_waiters_share_one_thread_and_hear_another_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            paths = [tmp_path / f"{n}.strictq" for n in range(5)]
+            queues = [await stack.enter_async_context(strictq.open_async(path, durability="process")) for path in paths]
+            woken: list[int] = []
+
+            async def wait(n: int) -> None:
+                assert await queues[n].wait_ready(3600.0)
+                woken.append(n)
+
+            with anyio.fail_after(PATIENCE_SECONDS):
+                async with anyio.create_task_group() as group:
+                    for n in range(5):
+                        group.start_soon(wait, n)
+                    while len(shared_flags._watch._counts) < 5:
+                        await anyio.sleep(0.01)
+                    assert sum(thread.name == "strictq-watch" for thread in threading.enumerate()) == 1
+                    assert not woken
+                    await anyio.to_thread.run_sync(lambda: run_python(SEND_TO, *paths))
+            assert sorted(woken) == [0, 1, 2, 3, 4]
+            assert not shared_flags._watch._counts
+
+    anyio.run(main)
+
+
+def test_the_watching_thread_survives_a_fork_of_the_process(tmp_path: Path) -> None:
+    queue = strictq.open(tmp_path / "queue", durability="process")
+    got: list[bool] = []
+    thread = threading.Thread(target=lambda: got.append(queue.wait_ready(3600.0)), daemon=True)
+    thread.start()
+    until(lambda: bool(shared_flags._watch._counts), "the waiter")
+    if (child := os.fork()) == 0:
+        os._exit(int(bool(shared_flags._watch._counts) or shared_flags._watch._thread is not None))
+    assert os.waitpid(child, 0)[1] == 0
+    run_python(SEND_TO, queue.path)
+    thread.join(PATIENCE_SECONDS)
+    assert got == [True]
+    queue.close()
+
+
+SEND_TO = """
+import sys, strictq
+for path in sys.argv[1:]:
+    with strictq.open(path) as q:
+        q.send(b"", "k")
+"""

@@ -10,7 +10,7 @@ from typing import Any
 from anyio.from_thread import BlockingPortal
 
 import strictq
-from strictq._lazy import LazyList
+from strictq._platform.lazy import LazyList
 
 
 async def _finish(call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -17,35 +17,21 @@ import attrs
 
 import strictq
 from strictq import QueueConfig
-from tests.support import history
+from tests.support import history, running
 from tests.support.checker import Policy, check
 from tests.support.history import Event, Invoke, Recorder, Return
 from tests.support.recorded import SCHEMA, SECOND, Recorded
-from tests.support.stress_worker import ALL_KEYS, KEYS
+from tests.support.running import ROOT, until
+from tests.support.stress_worker import ALL_KEYS, KEYS, share
 
-ROOT = Path(__file__).resolve().parents[2]
 DEDUP_SECONDS = 2.0
 EXPECTED = {"ok", "LeaseLost", "StoreBusy", "ForwardPending", "PartialFailure", "Raised"}
-PATIENCE_SECONDS = 60.0
-"""A generous limit for any step, on a busy machine."""
 
 
 def spawn(module: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """Start a module of tests/support in its own process."""
     command = [sys.executable, "-m", f"tests.support.{module}", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, **options)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition that other processes fulfil.
-
-    Raises:
-        AssertionError: it took too long.
-    """
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"waited too long for {what}"
-        time.sleep(0.005)
 
 
 @attrs.define(eq=False)
@@ -66,6 +52,8 @@ class Campaign:
     """Whether another process opens a copy of the queue after each fold."""
     window: int = 200
     """The number of rows of a shard's logs after which workers fold them."""
+    affinities: tuple[str, ...] = ()
+    """What workers join with, one after the other. Empty: each thread of them chooses."""
     _started: int = 0
 
     @property
@@ -96,6 +84,8 @@ class Campaign:
             "lease": self.lease,
             "window": self.window,
         }
+        if self.affinities:
+            arguments["affinity"] = self.affinities[self._started % len(self.affinities)]
         if self.witnessed:
             arguments["witness"] = self.directory
         flags = [part for name, value in (arguments | options).items() for part in (f"--{name}", value)]
@@ -124,7 +114,7 @@ class Campaign:
             self.assert_alive()
             return all(self.written(worker) >= size + least for worker, size in before)
 
-        wait_until(done, "every worker to get on with its work")
+        until(done, "every worker to get on with its work")
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
         """Kill a worker with SIGKILL, whatever it is doing."""
@@ -142,8 +132,12 @@ class Campaign:
             worker.send_signal(signal.SIGCONT)
         self.stops += 1
 
-    def disturb(self, processes: int, seconds: float) -> None:
-        """Keep this many workers running for this long, and kill or stop one after the other."""
+    def disturb(self, processes: int, seconds: float, between: Callable[[], object] = lambda: None) -> None:
+        """Keep this many workers running for this long, and kill or stop one after the other.
+
+        Args:
+            between: called before each kill or stop.
+        """
         chance = random.Random(self.seed)
         end = time.monotonic() + seconds
         for _ in range(processes):
@@ -152,6 +146,7 @@ class Campaign:
             self.progress()
             if time.monotonic() >= end and self.kills and self.stops:
                 return
+            between()
             time.sleep(chance.uniform(0.0, 0.15))
             victim = chance.choice(self.workers)
             if not self.kills or (self.stops and chance.random() < 0.7):
@@ -159,6 +154,27 @@ class Campaign:
                 self.start()
             else:
                 self.freeze(victim)
+
+    def disturb_sharing(self, processes: int, seconds: float) -> Counter[str]:
+        """Do the same while limits of tenants change, and lanes are sidelined and return.
+
+        Returns:
+            How many live consumers were seen, and how often what was changed.
+        """
+        chance, seen = random.Random(f"sharing {self.seed}"), Counter[str]()
+        with strictq.open(self.queue, durability=self.durability, create=False) as queue:
+
+            def change() -> None:
+                for _ in range(3):
+                    share(queue, chance)
+                seen["changes"] += 3
+                seen["sidelined"] += queue.stats().sidelined_before is not None
+                seen["consumers"] = max(seen["consumers"], len(queue.consumers()))
+
+            self.disturb(processes, seconds, change)
+            queue.sideline(None)
+            queue.configure(tenant_separator=None, limits=(), sideline_seconds=None)
+        return seen
 
     def stop(self) -> None:
         """Let every worker finish.
@@ -169,7 +185,7 @@ class Campaign:
         for worker in self.workers:
             worker.terminate()
         for worker in self.workers:
-            assert worker.wait(PATIENCE_SECONDS) == 0, self.logs()
+            assert worker.wait(running.PATIENCE_SECONDS) == 0, self.logs()
         self.workers.clear()
 
     def abandon(self) -> None:
@@ -212,10 +228,10 @@ class Campaign:
         return {}
 
     def _drain(self, recorded: Recorded) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + running.PATIENCE_SECONDS
         while recorded.queue.stats().depth:
             assert time.monotonic() < end, f"the queue does not run dry: {recorded.queue.stats()}"
-            got = recorded.receive(200, lease_seconds=PATIENCE_SECONDS, wait=0.05)
+            got = recorded.receive(200, lease_seconds=running.PATIENCE_SECONDS, wait=0.05)
             if got:
                 recorded.act_many("ack", got)
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from click.testing import CliRunner, Result
 
 import strictq
 from strictq.cli import app
+from tests.support.running import PATIENCE_SECONDS, until
 
 MAIN = "from _strictq_command import main; main()"
 """The content of an installed strictq's script."""
-PATIENCE_SECONDS = 60.0
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
 
 
@@ -67,7 +66,7 @@ def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> t
         pass  # Linux: the other end is closed
     finally:
         os.close(parent)
-    return process.wait(60), shown.decode()
+    return process.wait(PATIENCE_SECONDS), shown.decode()
 
 
 def wait_until_asleep(process: subprocess.Popen[str]) -> None:
@@ -75,10 +74,7 @@ def wait_until_asleep(process: subprocess.Popen[str]) -> None:
 
     A signal that arrives just before that is handled only after the wait. The caller knows what the process does next.
     """
-    end = time.monotonic() + PATIENCE_SECONDS
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S")
 
 
 def in_process(*args: object, input: bytes | str | None = None) -> Result:

@@ -24,11 +24,11 @@ from strictq import NotElected
 from strictq.replication import promoting
 from strictq.replication.replica_home import ReplicaState
 from tests.support import history
-from tests.support.campaign import EXPECTED, Campaign, wait_until
+from tests.support.campaign import EXPECTED, Campaign
 from tests.support.history import Event, Invoke, Return, now
 from tests.support.recorded import mid_of
 from tests.support.replicas import FAST, Receiver, free_port, is_shipped, token_file
-from tests.support.running import ROOT
+from tests.support.running import ROOT, until
 from tests.support.stress_worker import ALL_KEYS, SHORT_LIVED
 
 Kind = Literal["chain", "confirmed", "async"]
@@ -157,14 +157,14 @@ class FailoverCampaign(Campaign):
             q.configure_replication(
                 self.replicas[0].target, mode, token_file=token, interval_seconds=FAST, timeout_seconds=timeout
             )
-            wait_until(lambda: is_shipped(q), "the first segments")
+            until(lambda: is_shipped(q), "the first segments")
             if self.kind != "chain":
                 return
             targets = [host.target for host in self.replicas]
             if form:
                 strictq.members(self.queue, form=targets, token_file=token)
             else:
-                wait_until(lambda: self._added(targets[1], token), "the new member")
+                until(lambda: self._added(targets[1], token), "the new member")
 
     def _added(self, target: str, token: Path) -> bool:
         try:

@@ -5,42 +5,55 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 import strictq
-from strictq._store.commit.tx import Tx
 from strictq._store.lane.memory import StoreLimits
 from strictq._store.shard import checking, shard_lanes
-from strictq._store.shard.shard_lanes import ShardLanes
+from strictq._store.shard.shard_lanes import ShardLanes, Tx
 from tests.support.internals import shard_of, store_of
+
+if TYPE_CHECKING:
+    import pytest  # not in the programs that tests start: it takes as long as strictq
+
+
+def _small(window: int, step: int) -> Any:
+    return functools.partial(
+        StoreLimits, window=max(window // 4, 1), slice=step, head=3, chunk=4, loaded_max=2 * window, tails_max=4 * window
+    )
 
 
 def narrow_by(patch: pytest.MonkeyPatch, window: int = 24, step: int = 4) -> None:
     """Fold after a few rows, in small slices, and evict early, in shards that are opened until the patch is undone."""
-    small = functools.partial(
-        StoreLimits, window=max(window // 4, 1), slice=step, head=3, chunk=4, loaded_max=2 * window, tails_max=4 * window
-    )
-    patch.setattr(shard_lanes, "StoreLimits", small)
+    patch.setattr(shard_lanes, "StoreLimits", _small(window, step))
 
 
 @contextmanager
 def narrow(window: int = 24, step: int = 4) -> Iterator[None]:
     """Do the same in this block."""
-    with pytest.MonkeyPatch.context() as patch:
-        narrow_by(patch, window, step)
+    holder: Any = shard_lanes
+    before = holder.StoreLimits
+    holder.StoreLimits = _small(window, step)
+    try:
         yield
+    finally:
+        holder.StoreLimits = before
 
 
 def fold(q: strictq.Queue, number: int = 0) -> None:
     """Write the rows of all changed lanes of a shard, delete what is resolved, and cut the journal."""
 
     def all_slices(tx: Tx) -> None:
-        while tx.lanes.memory.dirty:
+        while tx.lanes.memory.dirty or tx.lanes.memory.fold_to:
             tx.lanes.folder.slice(tx.now)
         tx.lanes.folder.slice(tx.now)
 
     shard_of(q, number).run(all_slices)
+
+
+def takes_turns(q: strictq.Queue) -> bool:
+    """Return whether a shard lists its ready lanes in another order than that of arrival: by tenants, or fresh ones first."""
+    return any(shard.lanes.memory.order.turns is not None for shard in store_of(q).shards)
 
 
 def require_agreement(*queues: strictq.Queue) -> None:

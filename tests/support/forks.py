@@ -7,7 +7,7 @@ from pathlib import Path
 import strictq
 from strictq import Queue
 from tests.support.replicas import FAST, is_shipped
-from tests.support.shipping import until
+from tests.support.running import until
 
 
 def fork(q: Queue, into: Path) -> Path:

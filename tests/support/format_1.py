@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from strictq import Queue
-from tests.support.handouts import holder, read
 from tests.support.queues import drain
+from tests.support.recorded_batches import holder, read
 from tests.support.running import ROOT
 
 OLD: Final = ROOT / "tests" / "store" / "format_1"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strictq import DeadLetter, HistoryRecord, MessageStatus, PeekedMessage, Queue, Receipt
-from strictq._keys import Key, decode_key, encode_key
+from strictq._values.keys import Key, decode_key, encode_key
 from strictq.testing import FakeClock
 from tests.support.internals import tamper
 from tests.support.running import ROOT
@@ -25,7 +25,7 @@ SHOWN_BYTES_MAX: Final = 24
 ALL: Final = 100_000
 COUNTS: Final = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "outbox", "sends", "receives", "claims", "acks", "retries",
-    "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected", "redriven", "handout_bytes",
+    "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected", "redriven", "recorded_batch_bytes",
 )  # fmt: skip
 MESSAGE_DEFAULTS: Final = {"attempts": 0, "headers": {}, "state": "ready"}
 LANE_DEFAULTS: Final = {"dead": 0, "depth": 0, "messages": [], "solo": False, "state": "empty"}

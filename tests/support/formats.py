@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import apsw
-import pytest
 
-from strictq._store import migrate
-from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
+from strictq._store.disk import formats as migrate
+from strictq._store.disk.formats import CATALOG_ID, FORMAT, SHARD_ID
+
+if TYPE_CHECKING:
+    import pytest
 
 NEXT = FORMAT + 1
 NEWER = FORMAT + 1

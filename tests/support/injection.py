@@ -17,14 +17,13 @@ import apsw
 import pytest
 
 from strictq import Queue, StoreCorrupt, StoreError
-from strictq._keys import Key, encode_key
-from strictq._store import receive, upkeep
 from strictq._store.commit import connection
-from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
-from strictq._store.disk import epoch
-from strictq._store.shard_file import Shard
+from strictq._store.shard.shard_file import Shard
+from strictq._store.shard.shard_lanes import Tx
 from strictq._store.shipping.rebuild import PageFiles
+from strictq._store.whole import epoch, receive, upkeep
+from strictq._values.keys import Key, encode_key
 from tests.support.internals import ALONE, failing, shard_of, store_of, tamper
 from tests.support.internals import fold as fold
 
@@ -132,7 +131,7 @@ def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], ob
 
 def _no_shortcuts(patch: pytest.MonkeyPatch) -> None:
     """Run everything as an operation in a transaction."""
-    patch.setattr(Shard, "fast", None)
+    patch.setattr(Shard, "_direct", lambda *_, **__: None)
 
 
 def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError | None]) -> None:

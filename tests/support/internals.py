@@ -14,10 +14,10 @@ from strictq import Queue
 from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import checksums
-from strictq._store.shard_file import Shard
-from strictq._store.store import Store
+from strictq._store.shard.shard_file import Shard
+from strictq._store.whole.store import Store
 
-ALONE = frozenset({LOG.append_alone, LOG.insert_alone})
+ALONE = frozenset({LOG.append_alone, LOG.insert_alone, LOG.append_troubled_alone, LOG.insert_deduped_alone})
 """Statements that are transactions of their own."""
 
 PAGE_BYTES = 4096

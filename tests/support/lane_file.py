@@ -13,19 +13,21 @@ from typing import Any, TypeVar
 
 import apsw
 
-from strictq._config import QueueConfig
 from strictq._sql import FORMAT_3
 from strictq._store.commit import connection
-from strictq._store.commit.tx import SECOND, Tx
+from strictq._store.commit.tx import SECOND
 from strictq._store.commit.writer import CATCH_UP_MAX
 from strictq._store.lane import entries as kinds
 from strictq._store.lane.entries import Entry
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import MessageRow, RunningTotals, StoreLimits
 from strictq._store.shard import checking, claiming, sending, settling
+from strictq._store.shard.failures import AttemptFailure
 from strictq._store.shard.leases import ID, KEY, SEQ, Claimed, Lost, Request, Row, Settlement
 from strictq._store.shard.messages import Item, Options, Sent
-from strictq._store.shard.shard_lanes import ShardLanes
+from strictq._store.shard.shard_lanes import ShardLanes, Tx
+from strictq._values.config import QueueConfig
+from strictq._values.errors import LeaseLost
 
 T = TypeVar("T")
 CONFIG = QueueConfig(max_attempts=None, retry_delay_seconds=0.0)
@@ -94,7 +96,7 @@ class LaneFile:
         self.config = config
         self.version = self.epoch = self.time_offset = 0
         self.keeps_leases = False
-        self.lanes = ShardLanes(0, limits)
+        self.lanes = ShardLanes(0, limits, claims=True)
         self.memory = self.lanes.memory
         self.entries: dict[int, Entry] = {}
         self.messages: dict[int, MessageRow] = {}
@@ -110,17 +112,17 @@ class LaneFile:
             self.entries[entry[0]] = entry
             append(entry)
 
-        def record_alone(entry: Entry) -> bool:
+        def record_alone(entry: Entry, trouble: tuple[Any, ...] | None = None) -> bool:
             self.entries[entry[0]] = entry
-            return append_alone(entry)
+            return append_alone(entry, trouble)
 
         def record_rows(rows: Sequence[MessageRow]) -> None:
             self.messages.update({row[0]: row for row in rows})
             insert(rows)
 
-        def record_row(row: MessageRow, seen: int) -> bool:
+        def record_row(row: MessageRow, seen: int, dedup: tuple[str, int] | None = None) -> bool:
             self.messages[row[0]] = row
-            return insert_alone(row, seen)
+            return insert_alone(row, seen, dedup)
 
         vars(log).update(append=record, append_alone=record_alone, insert=record_rows, insert_alone=record_row)
 
@@ -164,6 +166,7 @@ class LaneFile:
             totals.config_version = self.version
         tx = Tx(db, 0, lanes, totals, self.now(), self.config)
         lanes.now = tx.now
+        lanes.separate(self.config)
         if totals.epoch < self.epoch:
             lanes.begin_epoch(tx, self.epoch, self.time_offset, keeps_leases=self.keeps_leases)
         return tx
@@ -194,19 +197,17 @@ class LaneFile:
     def may_be_alone(self) -> bool:
         """Return whether a single statement may be tried."""
         lanes = self.lanes
-        alone = lanes.is_current and lanes.totals is not None and not self.db.in_transaction and self.config.history == "off"
-        return alone and lanes.agrees(self.version, self.epoch)
+        alone = lanes.totals is not None and not self.db.in_transaction and self.config.history == "off"
+        return alone and lanes.agrees(self.version, self.epoch) and (lanes.is_current or lanes.follow_alone())
 
     # ---- verbs that may be one statement
 
     def send(self, items: Sequence[Item]) -> Sequence[Sent]:
         if len(items) == 1 and self.config.max_depth is None and self.may_be_alone:
-            options = items[0][2]
-            may = options is None or options.dedup_id is None
-            done = sending.send_alone(self.lanes, items[0], self.now(), self.config) if may else None
+            done = sending.send_alone(self.lanes, self.now(), (items[0], self.config))
             if done is not None:
-                return [done[1]]
-        return self.transact(lambda tx: sending.send(tx, items, depth_elsewhere=0))
+                return [done]
+        return self.transact(lambda tx: sending.send(tx, items, elsewhere=sending.NOTHING_ELSEWHERE))
 
     def claim(self, request: Request) -> Claimed:
         if self.may_be_alone:
@@ -217,13 +218,20 @@ class LaneFile:
         return self.transact(lambda tx: claiming.claim(tx, request))
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost]:
-        if len(batches) == len(batches[0].seqs) == 1 and self.may_be_alone:
+        if len(batches) == len(batches[0].seqs) == 1 and batches[0].start is None and self.may_be_alone:
             (batch,) = batches
-            if settling.ack_one_alone(self.lanes, batch.key, batch.token, batch.seqs[0], self.now()) is not None:
+            if settling.ack_one_alone(self.lanes, self.now(), (batch.key, batch.token, batch.seqs[0])):
                 return [{}]
-        if self.may_be_alone and settling.ack_alone(self.lanes, batches, self.now()) is not None:
+        if self.may_be_alone and settling.ack_alone(self.lanes, self.now(), batches):
             return [{} for _ in batches]
         return self.transact(lambda tx: settling.ack(tx, batches))
+
+    def nack(self, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure) -> list[int | LeaseLost | None]:
+        if self.may_be_alone:
+            done = settling.nack_alone(self.lanes, self.now(), (batches, delay, failure, self.config))
+            if done is not None:
+                return done
+        return self.transact(lambda tx: settling.nack(tx, batches, delay, failure))
 
     # ---- looks
 
@@ -259,7 +267,7 @@ class LaneFile:
     def check(self) -> list[str]:
         """Build a memory, compare it with the tables, and return what is wrong. Endless leases need no batch here."""
         found = self.look(lambda lanes: list(checking.problems(self.db, 0, lambda _: True, 1)))
-        return [f"{rule}: {what}" for rule, what, _ in found if rule != "handout"]
+        return [f"{rule}: {what}" for rule, what, _ in found if rule != "recorded_batch"]
 
     def close(self) -> None:
         self.db.close()

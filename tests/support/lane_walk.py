@@ -23,11 +23,8 @@ from typing import Any
 
 import apsw
 
-from strictq import LeaseLost
-from strictq._config import QueueConfig
-from strictq._errors import QueueFull
+from strictq import LeaseLost, TenantLimit
 from strictq._store.commit import connection
-from strictq._store.commit.tx import Tx
 from strictq._store.lane.entries import decode_keys, encode_keys
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import StoreLimits
@@ -36,7 +33,9 @@ from strictq._store.shard.failures import AttemptFailure
 from strictq._store.shard.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.shard.looking import depth_of
 from strictq._store.shard.messages import Item, Options
-from strictq._store.shard.shard_lanes import ShardLanes
+from strictq._store.shard.shard_lanes import ShardLanes, Tx
+from strictq._values.config import QueueConfig
+from strictq._values.errors import QueueFull
 from tests.support import naive_lanes as naive
 from tests.support.lane_file import LaneFile, new_file, request
 
@@ -74,7 +73,7 @@ class Walk:
         self.limits = [
             StoreLimits(
                 window=r.choice((1, 3, 12, 60)), slice=r.choice((1, 3, 10)), head=r.choice((1, 2, 8)), chunk=r.choice((2, 4, 9)),
-                loaded_max=r.choice((4, 20, 500)), tails_max=r.choice((3, 500)),
+                loaded_max=r.choice((4, 20, 500)), tails_max=r.choice((3, 500)), deleted=r.choice((1, 4, 500)),
             )
             for _ in range(2)
         ]  # fmt: skip
@@ -86,6 +85,14 @@ class Walk:
             dedup_window_seconds=DEDUP_WINDOW / SECOND, dedup_scope=r.choice(("key", "queue")),
             max_depth=r.choice((None, None, None, 20)), history=r.choice(("off", "off", "off", "records")),
         )  # fmt: skip
+        shared = random.Random(f"tenants {seed}")
+        if shared.random() < 0.5:  # the keys are k00, k01 …: the tenants are "k", "k1", and the others
+            self.config = self.config.evolve(
+                tenant_separator=shared.choice(("0", "1", "5")),
+                limits=(TenantLimit("k", weight=shared.choice((0.5, 1.0, 7.0))), TenantLimit("*", weight=2.0)),
+            )
+        if shared.random() < 0.4:  # one step is a second, about
+            self.config = self.config.evolve(sideline_seconds=shared.choice((0.5, 3.0, 20.0)))
         self.epoch = self.version = self.stamped_epoch = 0
         self.extended: list[int] = []
         self.keeps_leases = r.random() < 0.3
@@ -550,7 +557,7 @@ class Walk:
                 self.asked = nothing
         self.forget_held(batch, batch.seqs)
 
-    def give_back(self, shard: LaneFile, kind: int, call: Callable[[Tx, list[Settlement]], list[Any]]) -> list[Any]:
+    def give_back(self, kind: int, call: Callable[[list[Settlement]], list[Any]]) -> list[Any]:
         """Settle one message of each of some lanes. Return the results of those that their leases held."""
         some = self.some_batches()
         valid = [(batch, ids) for batch, ids in some if self.is_held(batch, ids)]
@@ -563,7 +570,7 @@ class Walk:
         if not some:
             return []
         self.asked = asked
-        results = shard.transact(lambda tx: call(tx, [batch for batch, _ in some]))
+        results = call([batch for batch, _ in some])
         for (batch, ids), result in zip(some, results, strict=True):
             assert isinstance(result, LeaseLost) != (self.is_held(batch, ids) or self.was_done(batch, kind))
             self.forget_behind(batch)
@@ -573,7 +580,7 @@ class Walk:
     def step_nack(self, shard: LaneFile) -> None:
         delay = self.random.choice((None, 0, SECOND))
         failure = AttemptFailure("failed")
-        results = self.give_back(shard, naive.NACK, lambda tx, some: settling.nack(tx, some, delay, failure))
+        results = self.give_back(naive.NACK, lambda some: shard.nack(some, delay, failure))
         new = self.written(shard)
         nacked = [ids[0] for kind, ids in new if kind == naive.NACK]
         ended = [ids[0] for kind, ids in new if kind in (naive.REJECT, naive.DROP)]
@@ -593,12 +600,11 @@ class Walk:
     def step_defer(self, shard: LaneFile) -> None:
         delay = self.random.choice((0, 2 * SECOND))
         if self.random.random() < 0.5:
-            self.give_back(shard, naive.DEFER, lambda tx, some: settling.defer(tx, some, delay, "later"))
+            self.give_back(naive.DEFER, lambda some: shard.transact(lambda tx: settling.defer(tx, some, delay, "later")))
             return
         failure = AttemptFailure("elsewhere")
-        self.give_back(
-            shard, naive.DEFER, lambda tx, some: settling.defer_failed(tx, some, delay, [failure] * len(some), began=True)
-        )
+        failed = lambda tx, some: settling.defer_failed(tx, some, delay, [failure] * len(some), began=True)  # noqa: E731
+        self.give_back(naive.DEFER, lambda some: shard.transact(lambda tx: failed(tx, some)))
 
     def step_release(self, shard: LaneFile) -> None:
         some = self.some_batches()
@@ -645,7 +651,9 @@ class Walk:
             if self.is_held(batch, ids) and (lease := self.lease(batch.key, batch.token)) and lease.started < batch.seqs[0]
         ]  # fmt: skip
         self.asked = lambda new: [i for kind, ids in new for i in ids if kind == naive.START] == started
-        if some:
+        if not some:
+            return
+        if len(some) > 1 or not shard.may_be_alone or not settling.start_alone(shard.lanes, self.now, some[0][0]):
             shard.transact(lambda tx: settling.start(tx, [batch for batch, _ in some]))
 
     def step_advance(self, shard: LaneFile) -> None:
@@ -662,9 +670,18 @@ class Walk:
         rows = [(naive.ACK, [i])] if valid else []
         if valid and both and (lease := self.lease(key, held.token)) and lease.started < second:
             rows.append((naive.START, [j]))
-        self.asked = lambda new: bool(new == rows)
+
+        def asked(new: list[Any]) -> bool:
+            lease = self.lease(key, held.token)
+            starts_by_ack = new == rows[:1] and lease is not None and lease.started >= second
+            return new == rows or starts_by_ack
+
+        self.asked = asked
         known = self.was_done(batch, naive.ACK)
-        refused = shard.transact(lambda tx: settling.Advance([batch], [])(tx))
+        if self.random.random() < 0.5:
+            refused: object = shard.ack([batch])[0]
+        else:
+            refused = shard.transact(lambda tx: settling.Advance([batch], [])(tx))
         assert bool(refused) != (valid or known)
         self.forget_held(batch, [first])
 
@@ -713,7 +730,7 @@ class Walk:
             return over and all(kind in (naive.START, naive.EXTEND) for kind, _ in new)
 
         self.asked = asked
-        shard.transact(lambda tx: expiring.end_claims(tx, tokens, self.random.random() < 0.5))
+        shard.transact(lambda tx: expiring.end_claims(tx, {tx.shard: tokens}, self.random.random() < 0.5))
 
     # ---- recorded batches
 
@@ -807,7 +824,7 @@ class Walk:
         return operation
 
     def do_send(self, tx: Tx, _: list[Held]) -> None:
-        sending.send(tx, self.some_items(), depth_elsewhere=0)
+        sending.send(tx, self.some_items(), elsewhere=sending.NOTHING_ELSEWHERE)
         if self.random.random() < 0.2:
             settling.ack_lane(tx, Settlement(self.keys[0], 5, [1]))  # refused, after the send has been applied
 
@@ -1097,29 +1114,3 @@ def walk(seed: int, directory: Path, steps: int = 80) -> Counter[str]:
     for path in directory.glob(f"walk-{seed}*"):
         path.unlink()
     return one.done
-
-
-def main() -> None:
-    """Take the walks of a range of seeds: python -m tests.support.lane_walk FIRST LAST [STEPS]."""
-    import tempfile
-    import traceback
-
-    first, last, *steps = map(int, sys.argv[1:])
-    done: Counter[str] = Counter()
-    failed = []
-    with tempfile.TemporaryDirectory() as directory:
-        for seed in range(first, last):
-            try:
-                done += walk(seed, Path(directory), *steps)
-            except BaseException as e:
-                if isinstance(e, KeyboardInterrupt):
-                    raise
-                failed.append(seed)
-                if len(failed) <= 3:
-                    print("seed", seed)
-                    traceback.print_exc(limit=-5)
-    print(f"{last - first} walks, failed {failed}; {dict(done)}", apsw.sqlite_lib_version())
-
-
-if __name__ == "__main__":
-    main()

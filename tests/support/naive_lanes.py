@@ -123,7 +123,7 @@ class NaiveLane:
 def shown(state: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a state of `LiveLane` in the form of the model's."""
     tail, ids, lease, due, rare, front, waiting = state
-    tried, hold, solo, closed = rare or ({}, None, 0, False)
+    tried, hold, solo, closed, _ = rare or ({}, None, 0, False, 0)
     kept = None if lease is None else (lease[0], lease[1], lease[4], lease[5], lease[6])
     return (
         tail, sorted([*front, *ids]), waiting, kept, due if lease is None and not hold else 0, tried, hold, solo, closed,
@@ -260,6 +260,9 @@ class NaiveShard:
             if token:
                 lane.done = (token, kind, {m.seq for m in messages})
             self.resolve(kind, lane, messages, at, holder)
+            if kind == ACK and holder == "n" and lease:
+                require(lease.held, "a message of the lease follows", lane.key)
+                lease.started = max(lease.started, lease.held[0].seq)
         elif kind in (NACK, DEFER) and lease and token:
             require(n == 1, "one message is nacked")
             lane.done = (token, kind, {messages[0].seq})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -48,17 +49,24 @@ class ObjectStore:
         return self._behind(environ, start)
 
 
+@functools.cache
+def _server() -> Application:
+    """Return moto's server. To make it takes as long as most tests, and its state is the backend's."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+
+    return DomainDispatcherApplication(create_backend_app)  # type: ignore[no-any-return]
+
+
 @contextmanager
 def object_store(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """Serve an empty bucket, and point the environment to it."""
     from moto.backends import get_backend
     from moto.core.models import DEFAULT_ACCOUNT_ID
-    from moto.server import DomainDispatcherApplication, create_backend_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     backend = get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"]
     backend.reset()
-    store = ObjectStore(DomainDispatcherApplication(create_backend_app))
+    store = ObjectStore(_server())
     server = make_server("127.0.0.1", 0, store, threaded=True)
     server.daemon_threads = True  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)

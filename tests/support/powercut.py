@@ -19,9 +19,9 @@ import apsw
 import attrs
 import pytest
 
-from strictq._store import upkeep
 from strictq._store.commit import connection
 from strictq._store.disk import checksums, reserve
+from strictq._store.whole import upkeep
 from strictq.testing import FakeClock
 from tests.support import history, recorded
 from tests.support.internals import ALONE
@@ -293,13 +293,14 @@ class Watched(apsw.Connection):
         if self.file and statements in DIRECT and not self.in_transaction:
             # It commits by itself. In a transaction of its own it writes the same to the disk, and what it commits can be read.
             super().execute("BEGIN IMMEDIATE")
+            before = self.total_changes()
             try:
                 cursor = super().execute(statements, *args, **options)
                 cursor.fetchall()
             except BaseException:
                 super().execute("ROLLBACK")
                 raise
-            if self.changes():
+            if self.total_changes() != before:
                 self.execute("COMMIT")
             else:
                 super().execute("ROLLBACK")

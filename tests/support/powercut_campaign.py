@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -56,18 +53,6 @@ class Tally:
         self.queues += other.queues
         self.known += other.known
         return self
-
-
-@contextmanager
-def fast_directory(fallback: Path) -> Iterator[Path]:
-    """Return a directory in memory, if there is one: images are many, and only the engine syncs them."""
-    shared = Path("/dev/shm")
-    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else fallback
-    place = Path(tempfile.mkdtemp(prefix="strictq-powercut-", dir=base))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 class Tracker:

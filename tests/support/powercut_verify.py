@@ -14,8 +14,8 @@ import attrs
 
 import strictq
 from strictq import Queue
-from strictq._keys import decode_key
 from strictq._store.lane import entries as kinds
+from strictq._values.keys import decode_key
 from strictq.testing import FakeClock
 from tests.support.checker import Policy, check
 from tests.support.history import Event, Handed, Recorder, Return

@@ -8,10 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import apsw
-import pytest
 
 import strictq
 from strictq import Delivery, LeaseLost, Queue
@@ -59,21 +59,27 @@ def _use(queue: Queue, d: Delivery, verb: str) -> None:
 
 
 def pipeline(path: str) -> None:
-    """Forward every message of in-N to out-N, with an effect and a count, one transaction each, until none is left."""
+    """Forward every message of in-N to out-N and without a key, with an effect and a count, one transaction each.
+
+    Keyless messages fail at their first attempt, so that they are parked. The keys out-N are held. Ends when nothing is left.
+    """
     with strictq.open(path, create=False) as queue:
         # Leases of killed processes end soon: three empty receives in a row mean the end.
         empty = 0
         while empty < 3:
-            got = queue.receive(5, keys=[f"in-{n}" for n in range(7)], lease_seconds=LEASE_SECONDS, wait=LEASE_SECONDS)
+            got = queue.receive(5, lease_seconds=LEASE_SECONDS, wait=LEASE_SECONDS)
             empty = 0 if got else empty + 1
             for d in got:
-                try:
+                with suppress(LeaseLost):
+                    if d.key is None and d.attempt == 1:
+                        d.nack(delay=0.001)
+                        continue
                     with queue.transaction(d) as tx:
-                        tx.key_state = b"%d" % (int(tx.key_state or b"0") + 1)
-                        tx.send(d.body, str(d.key).replace("in", "out"))
                         tx.execute("INSERT INTO app_effects VALUES (?, ?, 0)", (d.body.decode(), str(d.key)))
-                except LeaseLost:
-                    break
+                        if d.key is not None:
+                            tx.key_state = b"%d" % (int(tx.key_state or b"0") + 1)
+                            tx.send(d.body, d.key.replace("in", "out"))
+                            tx.send(d.body)
 
 
 def killed(path: str, how: str, log: str) -> None:
@@ -110,7 +116,7 @@ def waiter(path: str, keys: str = "") -> None:
     """Print "waiting", then wait for a message and print its body."""
     with strictq.open(path, create=False) as queue:
         print("waiting", flush=True)
-        for d in queue.receive(1, wait=60.0, keys=keys.split(",") if keys else None):
+        for d in queue.receive(1, wait=3600.0, keys=keys.split(",") if keys else None):
             print(d.body.decode(), flush=True)
             d.ack()
 
@@ -133,6 +139,8 @@ def migrator(path: str) -> None:
         add_column(db)
         if db.filename:
             time.sleep(0.15)
+
+    import pytest
 
     with pytest.MonkeyPatch.context() as patch:
         become_next(patch, slow)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import attrs
 
 import strictq
 from strictq import Event, Queue, QueueConfig
-from strictq._keys import Key
+from strictq._values.keys import Key
 from strictq.testing import FakeClock
 from tests.support.second_process import SecondProcess
 
@@ -50,16 +48,6 @@ KINDS = (
     DISK,
     Kind("shared", shards=4, durability="full", second_process=True),
 )
-
-
-@contextmanager
-def fast_disk(otherwise: Path) -> Iterator[Path]:
-    """Yield a directory in which a sync costs little, until the block ends; this one if the machine has none."""
-    if os.access("/dev/shm", os.W_OK):
-        with TemporaryDirectory(prefix="strictq-", dir="/dev/shm") as place:
-            yield Path(place)
-    else:
-        yield otherwise
 
 
 class Opener:

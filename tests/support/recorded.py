@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from strictq import (
+    Consumer,
     Delivery,
     Fenced,
     ForwardPending,
@@ -119,18 +120,19 @@ class Recorded:
         wait: float = 0.0,
         keys: Sequence[Any] | None = None,
         ack_first: bool = False,
+        joined: Consumer | None = None,
     ) -> list[Delivery]:
         wanted = Wanted(int(lease_seconds * SECOND), ack_first, None if keys is None else [repr(k) for k in keys])
         call = self.recorder.invoke("receive", [wanted])
         try:
-            got: Sequence[Any] = self.queue.receive(
-                max_messages,
-                per_key=per_key,
-                wait=wait,
-                lease_seconds=lease_seconds,
-                keys=keys,
-                ack_first=ack_first,
-            )
+            if joined is not None and keys is None:
+                got: Sequence[Any] = joined.receive(
+                    max_messages, per_key=per_key, wait=wait, lease_seconds=lease_seconds, ack_first=ack_first
+                )
+            else:
+                got = self.queue.receive(
+                    max_messages, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=keys, ack_first=ack_first
+                )
         except PartialFailure as e:
             got = [d for d in e.results if isinstance(d, Delivery)]
         except StrictqError as e:

@@ -13,9 +13,8 @@ from pathlib import Path
 import strictq
 from strictq import Queue
 from strictq.replication.directory import DirectoryTarget
-from strictq.replication.replica_home import ApplyingMark, LastContact, ReplicaState
-from tests.support.running import PATIENCE_SECONDS, ROOT
-from tests.support.shipping import until
+from strictq.replication.replica_home import ApplyingMark, LastContact
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
 
 TOKEN = "correct-horse-battery-staple"
 FAST = 0.02
@@ -45,8 +44,11 @@ def bodies(path: Path, key: str = "k") -> list[bytes]:
 
 
 def is_shipped(q: Queue) -> bool:
+    """Return whether its target has everything."""
     found = q.replication()
-    return found is not None and found.lag_bytes == 0 and found.segment is not None and found.last_error is None
+    if found is None or found.segment is None:
+        return False
+    return found.lag_bytes == 0 and found.last_error is None and not found.lapsed
 
 
 def ship_to(q: Queue, address: str, token: Path) -> None:
@@ -59,12 +61,6 @@ def until_applied(home: Path, segment: int) -> None:
     """Wait until live/ has this segment."""
     clock = strictq.SystemClock()
     until(lambda: (found := ApplyingMark.read(home, clock)) is not None and found.n >= segment)
-
-
-def until_applied_of(home: Path, x: int) -> None:
-    """Wait until live/ has everything of the primary up to this time of its queue."""
-    clock = strictq.SystemClock()
-    until(lambda: (found := ApplyingMark.read(home, clock)) is not None and found.x >= x)
 
 
 def until_level(q: Queue, home: Path) -> None:
@@ -81,10 +77,6 @@ def forget_contact(home: Path) -> None:
     found = LastContact.read(home)
     assert found is not None
     LastContact(found.x, found.boot - 3_600_000_000, found.boot_id, found.wall - 3_600_000_000).write(home)
-
-
-def term_of(home: Path) -> int:
-    return ReplicaState.read(home).term
 
 
 # ---- processes

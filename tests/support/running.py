@@ -1,4 +1,4 @@
-"""Scripts in their own processes, calls in threads, and file systems that are mounted for a test."""
+"""Scripts in their own processes, calls in threads, fast directories, and file systems that are mounted for a test."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 60.0
-"""A generous limit for any step, on a busy machine."""
+PATIENCE_SECONDS = 180.0
+"""A generous limit for any step: less than a test may take, and enough for a machine with four times as much to do."""
 
 
 def run_python(script: str, *arguments: object, **options: Any) -> str:
@@ -50,6 +53,27 @@ def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
         thread.join(PATIENCE_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     return results
+
+
+def until(condition: Callable[[], object], what: str = "it") -> None:
+    """Wait for another thread or process.
+
+    Raises:
+        AssertionError: it took too long.
+    """
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"waited too long for {what}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def fast_directory(otherwise: Path) -> Iterator[Path]:
+    """Yield a directory in memory, where a sync costs little; one in `otherwise` if the machine has none."""
+    shared = Path("/dev/shm")
+    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else otherwise
+    with TemporaryDirectory(prefix="strictq-", dir=base, ignore_cleanup_errors=True) as place:
+        yield Path(place)
 
 
 def mounted(*command: str) -> bool:

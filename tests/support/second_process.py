@@ -23,7 +23,7 @@ import attrs
 
 import strictq
 from strictq import Delivery, Message, Queue
-from strictq._keys import encode_key
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import narrow
 from tests.support.internals import store_of
@@ -105,6 +105,7 @@ class SecondProcess:
             close()
 
         store.require_open = write_before  # type: ignore[method-assign]
+        q._storage.require_open = write_before  # type: ignore[misc]
         store.close = leave_before  # type: ignore[method-assign]
 
 
@@ -171,7 +172,7 @@ def _receive(q: Queue, keys: Sequence[str]) -> list[Delivery]:
 Writes = tuple[Callable[[Queue, Sequence[str]], None], ...]
 WRITES: Writes = (_life, _hold, _life, _life, _transact, _life, _life, _retry)
 WRITES_IF_FULL: Writes = (_transact, _hold)
-"""Those that a queue with max_depth accepts, however full it is."""
+"""Those that a queue with a maximum depth accepts, however full it is."""
 WRITES_WITHOUT_MESSAGES: Writes = (_write_rows,)
 """Those that neither counts nor the history show."""
 
@@ -191,7 +192,8 @@ class Writer:
         if not messages or config.history != "off":
             writes = WRITES_WITHOUT_MESSAGES
         else:
-            writes = WRITES if config.max_depth is None else WRITES_IF_FULL
+            depths = [config.max_depth, config.max_key_depth, *(limit.max_depth for limit in config.limits)]
+            writes = WRITES if depths.count(None) == len(depths) else WRITES_IF_FULL
         writes[self._n % len(writes)](self._q, self._keys)
         self._n += 1
 

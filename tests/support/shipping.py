@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import strictq
 from strictq import LeaseLost, Message, Queue
 from strictq._store.api import ShipProgress
 from strictq.replication.places import parse, target_of
+from strictq.replication.restoring import restore
 from strictq.replication.segment import SegmentHeader
 from strictq.replication.shipper import Shipper
-from tests.support.running import PATIENCE_SECONDS
+from tests.support.running import ROOT
 
 HISTORY = "f" * 32
 
@@ -36,7 +38,7 @@ def shipper_of(
     progress = ShipProgress(Path(q.path))
     storage = q._storage
     return Shipper(
-        storage.capture(),
+        storage.replicating.capture(),
         place,
         storage.clock,
         progress,
@@ -66,14 +68,6 @@ def shipping_to(q: Queue, target: Path | str, **options: Any) -> Iterator[Shippe
         yield shipper
     finally:
         shipper.close()
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for another thread or process."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 # ---- a queue whose every state can be judged: each task passes through the stages, and is in one place at a time
@@ -119,17 +113,37 @@ def problems_of(path: Path) -> list[str]:
     return wrong
 
 
-# ---- processes
+def require_states(target: Path | str, place: Path, numbers: Sequence[int], count: int) -> None:
+    """Restore some of these states, the last one included, and require each to be one that a queue of tasks had."""
+    for n in sorted({*numbers[:: max(len(numbers) // count, 1)], numbers[-1]}):
+        restore(target, place / f"r{n}", cut=n, alone=True)
+        assert problems_of(place / f"r{n}") == [], f"of state {n}"
+
 
 WORKER = """
-import sys, time
+import sys
 import strictq
 from tests.support.shipping import pass_on
 
-path, hot = sys.argv[1:]
-with strictq.open(path, durability="process") as q:
+with strictq.open(sys.argv[1], durability="process") as q:
     print("ready", flush=True)
     while True:
         pass_on(q)
 """
-"""A process that forwards tasks until it is killed. One of the processes with the queue open ships."""
+
+
+@contextmanager
+def working(path: Path, count: int = 1) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Yield processes that forward tasks. They are killed at the end of the block. One of those with the queue open ships."""
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(path)], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(count)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"ready\n"
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()

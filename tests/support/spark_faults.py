@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from strictq._store.api import Bulk
 from strictq.spark.datasource import StrictqDataSource
 from strictq.spark.sink import BatchWriter, StreamWriter
+from tests.support.warm import STARTED_BY
 
 COPY = "copy of task "
 COPY_SECONDS = 300.0
@@ -49,7 +50,7 @@ def die() -> None:
 
 def die_with_the_jvm() -> None:
     """Kill the JVM that this process works for, the driver's or an executor's, and this process too."""
-    pid = os.getpid()
+    pid = int(os.environ.get(STARTED_BY, os.getpid()))
     while pid > 1:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:

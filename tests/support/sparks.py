@@ -15,10 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 import strictq
 from strictq.spark import session_options
+from tests.support import warm
 from tests.support.running import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -44,6 +43,27 @@ def make_home(place: Path) -> Path | None:
     return place
 
 
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Spark's JVMs live for seconds here: the quick compiler alone takes a sixth less processor time."""
+
+
+def archived(home: Path) -> Path:
+    """Return where a SPARK_HOME has the archive of its classes. tests/support/spark_classes.py makes it."""
+    return home / "classes.jsa"
+
+
+def set_java_options() -> None:
+    """Set the options of Spark's JVMs that this process starts, also in programs that name none: they have little data.
+
+    A JVM that cannot use the archive loads its classes as usual.
+    """
+    options = f"{JAVA_OPTIONS} -XX:SharedArchiveFile={archived(Path(os.environ.get('SPARK_HOME', '')))}"
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", JAVA_OPTIONS)
+    os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", options)
+    small = "-Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=2"
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f'{options} {small} -Dspark.executor.defaultJavaOptions="{options}"')
+
+
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Settings for many small queries: to compile a class for each takes longer than to run it."""
 
@@ -53,7 +73,7 @@ def environment(place: Path) -> dict[str, str]:
     return {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(place / "local"),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": os.environ.get(warm.PYTHON, sys.executable),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
@@ -69,9 +89,29 @@ def settings(place: Path) -> dict[str, str]:
         "spark.default.parallelism": "2",
         "spark.python.authenticate.socketTimeout": "120s",  # on a busy machine a worker may take long to start
         "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place}",
+        # Regular expressions of Spark's own recurse. One of some thousand queries overflowed the usual stack.
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place} -Xss4m",
         **session_options(),
     }
+
+
+def run_driver(place: Path, home: Path, name: str, *arguments: object, seconds: float = 2 * PATIENCE_SECONDS) -> tuple[int, str]:
+    """Run one of tests/support/spark_drivers.py to its end. Return the exit code and the end of what it printed."""
+    driver = start_driver(place, home, name, *arguments)
+    try:
+        code = driver.wait(seconds)
+    finally:
+        driver.kill()
+    return code, (place / "driver.log").read_text(errors="replace")[-3000:]
+
+
+def start_driver(place: Path, home: Path, name: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """Start it. What it prints is appended to a file: what it leaves behind would keep a pipe open."""
+    command = [sys.executable, "-m", "tests.support.spark_drivers", name, str(home), *map(str, arguments)]
+    with (place / "driver.log").open("ab") as output:
+        return subprocess.Popen(
+            command, env={**os.environ, **environment(home)}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
 
 
 # ---- a cluster of two hosts
@@ -84,6 +124,7 @@ def cluster(place: Path) -> Iterator[str]:
     Spark's own local-cluster is one host, and Spark runs no second copy of a task on the host that has the first.
     """
     import pyspark
+    import pytest
 
     home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
     with socket.socket() as probe:

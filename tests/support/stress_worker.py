@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import strictq
-from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable
+from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable, TenantLimit
 from tests.support.folds import Folds, narrow
 from tests.support.history import Recorder
 from tests.support.recorded import Recorded
@@ -38,13 +38,28 @@ UNCONFIRMED = (NotConfirmed, TargetUnavailable, Fenced)
 """Errors of a replicated queue whose replica is away, or was promoted."""
 
 
+def share(queue: strictq.Queue, chance: random.Random) -> None:
+    """Change the tenants of the keys and their limits, or what is sidelined."""
+    what = chance.random()
+    if what < 0.4:
+        separator = chance.choice((None, "-", "-", "1"))
+        limits = (TenantLimit("*", weight=chance.choice((1.0, 5.0)), receive_rate=chance.choice((None, None, 500.0))),)
+        queue.configure(tenant_separator=separator, limits=() if separator is None else limits)
+    elif what < 0.8:
+        queue.sideline(chance.choice((None, time.time(), time.time() - 0.3)))
+    else:
+        queue.configure(sideline_seconds=chance.choice((None, 0.05, 0.5)))
+
+
 class Stress:
     """The work of one thread, chosen by its own random numbers."""
 
-    def __init__(self, recorded: Recorded, seed: int, lease: float) -> None:
+    def __init__(self, recorded: Recorded, seed: int, lease: float, affinity: str | None = None) -> None:
         self.recorded = recorded
         self.random = random.Random(seed)
         self.lease = lease
+        affinity = affinity or random.Random(f"joined {seed}").choice((None, "none", "own", "prefer"))
+        self.joined: Any = None if affinity is None else recorded.queue.join(affinity=affinity)
 
     def step(self) -> None:
         chance = self.random.random()
@@ -105,6 +120,11 @@ class Stress:
             assert queue.check() == []
         else:
             queue.configure(lease_seconds=self.random.choice((1.0, 2.0)))
+            if self.random.random() < 0.5:
+                self.share(queue)
+
+    def share(self, queue: strictq.Queue) -> None:
+        share(queue, self.random)
 
     def handled_at_once(self) -> None:
         got = self.recorded.receive(self.random.randint(1, 5), lease_seconds=self.lease, keys=[HANDLED], ack_first=True)
@@ -118,6 +138,7 @@ class Stress:
             lease_seconds=self.random.choice((self.lease, self.lease, self.lease / 10)),
             wait=self.random.choice((0.0, 0.0, 0.02)),
             keys=self.random.choice((None, None, None, None, [SHORT_LIVED, PURGED, *self.random.sample(KEYS, 4)])),
+            joined=self.joined,
         )
         lanes: dict[tuple[Any, int], list[Delivery]] = {}
         for d in got:
@@ -193,6 +214,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--durability", default=None)
     parser.add_argument("--lease", type=float, default=0.5)
+    parser.add_argument("--affinity", default=None, help="join with it; by default, each thread chooses")
     parser.add_argument("--steps", type=int, default=None, help="stop by itself after so many a thread")
     parser.add_argument("--window", type=int, default=200, help="fold the logs after so many rows")
     parser.add_argument("--witness", type=Path, default=None, help="where another process opens a copy after each fold")
@@ -212,7 +234,7 @@ def main() -> None:
         recorded = Recorded(queue, recorder)
 
         def run(seed: int) -> None:
-            stress = Stress(recorded, seed, options.lease)
+            stress = Stress(recorded, seed, options.lease, options.affinity)
             done = 0
             try:
                 while not stop.is_set() and (options.steps is None or done < options.steps):

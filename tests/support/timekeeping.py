@@ -28,6 +28,7 @@ PARTS = {
     "power and faults": ("power faults crash multiprocess", 500),
     "replication": ("replication", 300),
     "Spark": ("spark", 500),
+    "server": ("server server/sqs server/console remote", 500),
     "command, history and documentation": ("cli history docs", 500),
     "rules of the code": (".", 60),
 }
@@ -35,22 +36,27 @@ PARTS = {
 PART_OF = {folder: part for part, (folders, _) in PARTS.items() for folder in folders.split()}
 BUDGETS = "STRICTQ_TEST_BUDGETS"
 """The variable with which `.ci/run` asks for the budgets. They are those of its machine."""
+QUICK_SECONDS = 560.0
+"""The processor time of the quick run on the machine of `.ci/run`."""
 SHOWN_MODULES = 12
 FAILURE_CHARACTERS = 500
 SHOWN_FROM_SECONDS = 120.0
 """A shorter run has no summary of its parts."""
 LONG_FIRST = """
-    spark/test_source.py spark/test_queue_faults.py spark/test_pipeline.py spark/test_cluster.py faults/test_faults.py
-    power/test_powercut.py docs/test_code_blocks.py history/test_analytics.py spark/test_sink.py property/test_model.py
-    store/test_salvage.py cli/test_work.py worker/test_processes.py replication/test_objects.py power/test_living_replica.py
-    faults/test_corruption.py docs/test_examples.py spark/test_serving.py spark/test_source_faults.py
-    spark/test_sink_faults.py spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py
+    spark/test_source.py spark/test_queue_faults.py spark/test_pipeline.py spark/test_cluster.py docs/test_code_blocks.py
+    docs/test_examples.py spark/test_sink_faults.py spark/test_source_faults.py replication/test_objects.py
+    spark/test_fleet_stream.py property/test_model.py cli/test_run.py power/test_powercut.py faults/test_faults.py
+    spark/test_sink.py spark/test_mistakes.py property/test_recorded_batches.py spark/test_scanning.py
+    property/test_small_scope.py worker/test_outage.py unit/test_benchmarks_peers.py testing/test_plugin.py
+    store/test_salvage.py cli/test_work.py worker/test_processes.py power/test_living_replica.py
+    faults/test_corruption.py spark/test_serving.py spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py
     spark/test_monitor.py spark/test_batch.py replication/test_confirmed.py replication/test_replica.py
     power/test_replica.py power/test_receiving.py power/test_migrating.py unit/test_benchmarks.py crash/test_suspects.py
     multiprocess/test_stress.py worker/test_stress.py cli/test_frame.py store/test_descriptors.py store/test_disk_full.py
-    store/test_foreign.py replication/test_keeper.py cli/test_run.py history/test_plots.py history/test_export.py
+    store/test_foreign.py replication/test_keeper.py history/test_plots.py history/test_export.py
+    server/console/test_browser.py server/sqs/test_cases.py server/sqs/test_chaos.py store/test_ranges.py worker/test_worker.py
     docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py replication/test_cuts.py
-    power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
+    power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_recorded_batch_kill.py
     docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py store/test_every_interrupt.py
 """.split()  # noqa: SIM905
 """The modules that a parallel run starts with.
@@ -63,6 +69,13 @@ def long_first(items: list[pytest.Item]) -> None:
     """Move the tests of the longest modules to the front, in the order of LONG_FIRST. The others keep theirs."""
     rank = {TESTS / name: n for n, name in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def expected(processes: int, cores: int, load: float) -> str:
+    """Say how long the quick run takes: its processes share the cores with what else runs."""
+    share = min(1.0, cores / (processes + load))
+    minutes = QUICK_SECONDS / processes / share / 60.0
+    return f"the quick run takes about {minutes:.0f} minutes: {processes} processes on {cores} cores, whose load is {load:.1f}"
 
 
 def limit_seconds(item: pytest.Item) -> float:
@@ -138,6 +151,14 @@ class Times:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             self.failed.append(f"{report.nodeid}: {report.longrepr if crash is None else crash.message}")
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        config = session.config
+        if config.option.markexpr == "not slow" and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+            terminal: Any = config.pluginmanager.getplugin("terminalreporter")
+            terminal.write_line(
+                expected(int(config.getoption("numprocesses", None) or 1), os.cpu_count() or 1, os.getloadavg()[0])
+            )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if sum(self.modules.values()) >= SHOWN_FROM_SECONDS:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ import apsw
 
 import strictq
 from strictq import Queue
-from strictq._store import catalog
+from strictq._store.catalog import queue_db
 from strictq._store.commit.calls import bound
-from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import in_read_transaction
 from strictq._store.disk import layout
-from strictq._store.shard.shard_lanes import ShardLanes
-from strictq._store.shard_file import Shard
-from strictq._store.upkeep import Upkeep
+from strictq._store.shard.shard_file import Shard
+from strictq._store.shard.shard_lanes import ShardLanes, Tx
+from strictq._store.whole.upkeep import Upkeep
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import LOGS
@@ -144,9 +143,10 @@ def copied(q: Queue, to: Path) -> list[str]:
     """
     for file in Path(q.path).iterdir():
         if not file.name.startswith(("shard-", layout.RESERVE)):
-            shutil.copyfile(file, to / file.name)
-    if (replication := q._storage.replication) is not None:
-        catalog.set_replication(to, replication._replace(mode="off"))
+            with suppress(FileNotFoundError):  # a consumer's file, which it removes as it leaves
+                shutil.copyfile(file, to / file.name)
+    if (replication := q._storage.replicating.known) is not None:
+        queue_db.set_replication(to, replication._replace(mode="off"))
 
     def copy(tx: Tx, name: str) -> str | None:
         if tx.db.total_changes() != tx.lanes._begun[2]:

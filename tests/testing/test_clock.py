@@ -11,11 +11,9 @@ import pytest
 
 import strictq
 from strictq import testing
-from strictq._clock import SteeredClock
-from strictq._store.api import Storage
+from strictq._platform.clock import SteeredClock
 from strictq.testing import FakeClock, Idle, clock_of
-
-PATIENCE_SECONDS = 60.0
+from tests.support.running import PATIENCE_SECONDS
 
 
 def test_it_is_a_clock_that_can_be_steered() -> None:
@@ -71,8 +69,9 @@ def test_a_receives_patience_ends_by_the_fake_clock(monkeypatch: pytest.MonkeyPa
     with testing.open() as q:
         got: list[object] = []
         looked = threading.Event()
-        wait = Storage.wait
-        monkeypatch.setattr(Storage, "wait", lambda *a, **options: (looked.set(), wait(*a, **options)))
+        waker = type(q._storage.waker)
+        wait = waker.wait
+        monkeypatch.setattr(waker, "wait", lambda *a, **options: (looked.set(), wait(*a, **options)))
         thread = threading.Thread(target=lambda: got.append(q.receive(wait=PATIENCE_SECONDS * 100)))
         thread.start()
         assert looked.wait(PATIENCE_SECONDS)

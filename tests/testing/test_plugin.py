@@ -362,14 +362,14 @@ IS_CALLED = {
 """The plugin of each form, where it is not other_plugin."""
 
 
-@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2"]], ids=["in one process", "under xdist"])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("form", FORMS)
-def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester, form: str, options: list[str]) -> None:
+def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester, form: str) -> None:
     """And the tests go on, though warnings are errors here."""
     pytester.makepyfile(other_plugin=FORMS[form])
     pytester.syspathinsert()
     pytester.makepyfile("def test_it(strict_queue): pass\n")
-    result = pytester.runpytest_subprocess("-p", "other_plugin", "-q", *options)
+    result = pytester.runpytest("-p", "other_plugin", "-q", "-p", "no:xdist")
     passed(result, 1)
     other = IS_CALLED.get(form, "other_plugin")
     result.stdout.fnmatch_lines(
@@ -403,13 +403,14 @@ NO_CLASH = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", NO_CLASH)
 def test_what_is_no_clash_is_not_told_of(pytester: pytest.Pytester, case: str) -> None:
     files = {"test_it": "def test_it(strict_queue): pass\n", "other_plugin": "", "shared": OTHER}
     name, text = NO_CLASH[case]
     pytester.makepyfile(**files | {name: text})
     pytester.syspathinsert()
-    result = pytester.runpytest_subprocess("-p", "other_plugin", "test_it.py")
+    result = pytester.runpytest("-p", "other_plugin", "test_it.py")
     passed(result, 1)
     assert "two plugins" not in result.stdout.str()
 

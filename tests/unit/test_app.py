@@ -13,6 +13,7 @@ import pytest
 import strictq
 from strictq import App, Defer, InvalidArgument, Job, Queue, Reject, Retry
 from strictq.testing import awaited, clock_of, drain
+from tests.support.running import PATIENCE_SECONDS
 
 Calls = list[Any]
 
@@ -231,7 +232,7 @@ def test_what_becomes_of_unknown_types_is_wait_or_reject(queue: Queue) -> None:
 def test_a_handlers_timeout_is_its_own() -> None:
     with strictq.open(":memory:", config=strictq.QueueConfig(max_attempts=1, retry_for_seconds=0.0)) as q:
         app, release = App(q), threading.Event()
-        app.handler("slow", timeout_seconds=0.05)(lambda: release.wait(20))
+        app.handler("slow", timeout_seconds=0.05)(lambda: release.wait(PATIENCE_SECONDS))
         app.handler("fast")(lambda: None)
         app.send("slow", key="a")
         app.send("fast", key="b")

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from strictq import AsyncBatch, Batch, InvalidArgument, LeaseLost, Message, PartialFailure, Queue, StoreBusy
-from strictq._leased import ACKED, OPEN
+from strictq._client.leased import ACKED, OPEN
 from strictq._store.api import Claimed, Lost, Storage
 from strictq.testing import FakeClock, awaited
 from tests.support.injection import refuse_writes

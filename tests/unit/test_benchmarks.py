@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = 3
+"""Each case is in one of so many runs."""
 WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from benchmarks.__main__ import main; sys.exit(main())"
 
 pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="the benchmarks are not part of the wheel")
@@ -17,20 +21,25 @@ pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="the 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
 
 
-def test_every_case_is_measured_and_printed(tmp_path: Path) -> None:
+@pytest.mark.in_turn
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_case_is_measured_and_printed(tmp_path: Path, part: int) -> None:
     file = tmp_path / "figures.json"
-    done = run("-m", "benchmarks", "--tiny", "--json", str(file), "--dir", str(tmp_path))
+    every = run("-c", "from benchmarks.cases import CASES; print(*CASES)").stdout.split()
+    assert len(every) >= 17
+    listed = every[part::PARTS]
+    done = run("-m", "benchmarks", "--tiny", "--only", *listed, "--json", str(file), "--dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
 
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["form"] == "tiny"
     assert report["failures"] == {}
     assert {"strictq", "python", "sqlite", "apsw", "kernel", "cores", "filesystem", "load"} == set(report["versions"])
-    listed = run("-c", "from benchmarks.cases import CASES; print(*CASES)").stdout.split()
-    assert len(listed) >= 17
     assert list(dict.fromkeys(f["case"] for f in report["figures"])) == listed
     for figure in report["figures"]:
         assert figure["case"] in done.stdout
@@ -72,9 +81,10 @@ report.print_table(figures, "every unit")
     assert "per second" in done.stdout
 
 
-def test_patterns_are_measured_beside_another_version(tmp_path: Path) -> None:
+@pytest.mark.in_turn
+@pytest.mark.parametrize("chosen", [["nack-100", "send-dedup"], ["live-one", "state-1"], ["worker", "look-lost"]], ids=" ".join)
+def test_patterns_are_measured_beside_another_version(tmp_path: Path, chosen: list[str]) -> None:
     file = tmp_path / "figures.json"
-    chosen = ["nack-100", "send-dedup", "live-one", "state-1", "worker", "look-lost"]
     arguments = ["--tiny", "--no-peers", "--only", *chosen, "--against", f"same={ROOT}", "--json", str(file)]
     done = run("-m", "benchmarks", "patterns", *arguments, "--dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,17 +97,17 @@ def test_patterns_are_measured_beside_another_version(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file], "the run leaves nothing behind"
 
 
-def test_peers_do_the_patterns_that_they_can(tmp_path: Path) -> None:
+@pytest.mark.in_turn
+@pytest.mark.parametrize(("pattern", "bare"), [("one", {"bare SQLite"}), ("consume-3", set())])
+def test_peers_do_the_patterns_that_they_can(tmp_path: Path, pattern: str, bare: set[str]) -> None:
+    """Bare SQLite has one reader."""
     file = tmp_path / "figures.json"
-    done = run(
-        "-m", "benchmarks", "patterns", "--tiny", "--only", "one", "consume-3", "--json", str(file), "--dir", str(tmp_path)
-    )
+    done = run("-m", "benchmarks", "patterns", "--tiny", "--only", pattern, "--json", str(file), "--dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " failed: " not in done.stderr
     report = json.loads(file.read_text(encoding="utf-8"))
     peers = {"litequeue", "persist-queue", "huey", "diskcache", "redis"} - set(report["missing"])
-    assert set(report["figures"]["one"]) == {"strictq", "bare SQLite", *peers}
-    assert set(report["figures"]["consume-3"]) == {"strictq", *peers}, "bare SQLite has one reader"
+    assert set(report["figures"][pattern]) == {"strictq", *bare, *peers}
 
 
 def test_a_program_that_lost_a_message_is_a_failure(tmp_path: Path) -> None:
@@ -135,6 +145,18 @@ print(*broken(figures), sep="\\n")
     ]
 
 
+def test_a_difference_below_the_noise_is_no_figure() -> None:
+    code = """
+from benchmarks.patterns.command import table
+figures = {"one": {"strictq": [20.0, 22.0], "huey": [10.0, 11.0]}, "worker-process": {"strictq": [-3.0], "huey": [2.0]}}
+print(table(figures, ["huey"]))
+"""
+    assert run("-c", code).stdout.splitlines()[2:] == [
+        "| send, receive, ack one at a time | 21.0 | 10.5 (2.00×) |",
+        "| worker, handlers in 2 processes | – | 2.00 |",
+    ]
+
+
 def test_the_floor_reads_what_was_appended(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
@@ -159,3 +181,13 @@ with Floor(Path({str(tmp_path / "floor")!r}), "process") as floor:
 """
     done = run("-c", code)
     assert done.stdout.splitlines() == ["[0, 1]", "[2, 3, 4, 5]", "[6, 7]", "[8, 9]", "[0]"], done.stderr
+
+
+def test_a_take_over_is_the_first_message_of_a_key_of_the_lost_consumer() -> None:
+    code = (
+        "from benchmarks.takeover import _took, told\n"
+        "lost, other = [(9.6, 'a'), (9.7, 'b')], [(9.5, 'c'), (9.8, 'b'), (10.1, 'c'), (10.2, 'b'), (10.5, 'a'), (10.6, 'a')]\n"
+        "print(_took(lost, other, at=10.0), _took(lost, other[:-2], at=10.0))\n"
+        "print(told([0.5, 0.1, 0.2]), told([]), sep='; ')\n"
+    )
+    assert run("-c", code).stdout.splitlines() == ["0.5 None", "0.10 s, median 0.20 s, at most 0.50 s; never"]

@@ -143,10 +143,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_every_pattern_is_measured_and_printed(tmp_path: Path) -> None:
-    peers = [name for name, kind in PEERS.items() if kind.missing() is None]
-    if not peers:
+@pytest.mark.in_turn
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_every_pattern_is_measured_and_printed(tmp_path: Path, which: int) -> None:
+    """With one of the peers. The tests above are of each."""
+    there = [name for name, kind in PEERS.items() if kind.missing() is None]
+    if not there:
         pytest.skip("no peer is installed")
+    peers = [there[which]]
     file, table = tmp_path / "figures.json", tmp_path / "table.md"
     done = run("--tiny", "--peer", *peers, "--json", str(file), "--table", str(table), "--dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,8 +14,7 @@ import anyio
 import pytest
 
 import strictq
-from strictq._store.api import Storage
-from tests.support.running import run_python
+from tests.support.running import PATIENCE_SECONDS, run_python
 
 INTERRUPTED = """
 import random, signal, sys, threading
@@ -89,8 +88,9 @@ def test_a_receive_that_asyncio_cancels_gives_back(monkeypatch) -> None:
     async def main() -> str:
         async with strictq.open_async(":memory:") as q:
             await q.send(b"", "k")
-            receive = Storage.receive
-            monkeypatch.setattr(Storage, "receive", lambda *a, **options: (receive(*a, **options), time.sleep(0.3))[0])
+            storage: Any = q.sync._storage
+            receive = storage.receive
+            monkeypatch.setattr(storage, "receive", lambda *a, **options: (receive(*a, **options), time.sleep(0.3))[0])
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(q.receive(), 0.1)
             await asyncio.sleep(0.4)
@@ -176,7 +176,7 @@ class Cancelling:
         def work() -> object:
             loop.call_soon_threadsafe(task.cancel)
             loop.call_soon_threadsafe(cancelled.set)
-            assert cancelled.wait(60.0)
+            assert cancelled.wait(PATIENCE_SECONDS)
             return call()
 
         if self.within:

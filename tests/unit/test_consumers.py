@@ -11,9 +11,10 @@ import attrs
 import pytest
 
 import strictq
-from strictq import ConsumerStatus, QueryReport, Queue, StoreError, _query_reports
-from tests.support.handouts import holder
+from strictq import ConsumerStatus, QueryReport, Queue, StoreError
+from strictq._client import query_reports as _query_reports
 from tests.support.queues import Opener, fill
+from tests.support.recorded_batches import holder
 
 REPORT = QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, 1_700_000_000.5)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, seqs
@@ -94,3 +99,55 @@ def test_dead_letter_keeps_its_id(q: Queue) -> None:
     q.send(b"", "k", dedup_id="x")
     q.receive()[0].reject("no")
     assert q.send(b"", "k", dedup_id="x").duplicate
+
+
+# ---- the id of a message
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"headers": {"a": "{b}", "ü": "#1:"}},
+    {"size_hint": 3.0},
+    {"headers": {"a": "b"}, "process_seconds": 0.5},
+], ids=["alone", "headers", "numbers", "both"])  # fmt: skip
+@pytest.mark.parametrize("dedup_id", ["x", "3:{", '#7:"[]"', "ü" * 256])
+def test_a_delivery_has_the_id_as_it_was_sent(q: Queue, options: Any, dedup_id: str) -> None:
+    q.send(b"1", "k", dedup_id=dedup_id, **options)
+    q.send(b"2", "k", **options)
+    assert [m.dedup_id for m in q.peek("k")] == [dedup_id, None]
+    ds = q.receive()
+    assert [d.dedup_id for d in ds] == [dedup_id, None]
+    for d in ds:
+        found = {"headers": d.headers, "size_hint": d.size_hint, "process_seconds": d.process_seconds}
+        assert found == {"headers": {}, "size_hint": None, "process_seconds": None, **options}
+
+
+def test_it_is_kept_as_long_as_the_message(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=1)
+    q.send(b"1", "k", dedup_id="x")
+    clock.advance(3600.0)
+    q.send(b"2", "k", dedup_id="x")
+    first, second = q.receive()
+    assert first.dedup_id == "x"
+    first.reject("no")
+    assert [d.dedup_id for d in q.dead_letters()] == ["x"]
+    q.redrive("k")
+    second.lease.release()
+    assert [(d.seq, d.dedup_id) for d in q.receive()] == [(1, "x"), (2, "x")]
+    assert q.check() == []
+
+
+def test_the_id_of_content_is_its_hash(q: Queue) -> None:
+    for _ in range(2):
+        q.send(b"1", "k", dedup_id=strictq.CONTENT_HASH)
+    (d,) = q.receive()
+    assert d.dedup_id is not None
+    assert d.dedup_id.startswith("blake2b:")
+
+
+def test_a_send_with_an_id_that_is_forwarded_keeps_it(make: Opener) -> None:
+    q = make(shards=4)
+    with q.transaction(key="k") as tx:
+        for n in range(8):
+            tx.send(b"", n, dedup_id=f"id {n}")
+    assert {(d.key, d.dedup_id) for d in q.receive()} == {(n, f"id {n}") for n in range(8)}

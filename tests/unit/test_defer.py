@@ -177,7 +177,7 @@ def test_a_reason_is_shown_and_is_no_failure(q: Queue, clock: FakeClock) -> None
     assert q.explain("k").text.endswith(
         "(it was postponed); later messages of the key wait; last error: it waits for the rate limit"
     )
-    assert q._operations.end_failure_delays(None) == 0, "only delays that failures caused are ended"
+    assert q._storage.operate.end_failure_delays(None) == 0, "only delays that failures caused are ended"
     clock.advance(60.1)
     (d, *_) = q.receive()
     q.delivery(d.handle).defer(1.0)

@@ -169,3 +169,16 @@ def test_expiry_is_shown(q: Queue, clock: FakeClock) -> None:
     q.send(b"", "k", ttl=10.0)
     (peeked,) = q.peek("k")
     assert peeked.expires_at == pytest.approx(clock.wall() / 1e6 + 10.0, abs=1e-3)
+
+
+def test_the_queues_clock_is_that_of_delays_and_leases(q: Queue, clock: FakeClock) -> None:
+    begin = q.now()
+    q.send(b"", "k", delay=10.0)
+    clock.jump_wall(1e6)
+    clock.advance(9.5)
+    assert q.now() - begin == pytest.approx(9.5)
+    assert q.receive() == []
+    clock.advance(0.5)
+    (d,) = q.receive(lease_seconds=7.0)
+    assert d.lease.expires_in == pytest.approx(7.0)
+    assert q.now() - begin == pytest.approx(10.0)

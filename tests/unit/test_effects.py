@@ -11,8 +11,8 @@ import pytest
 
 import strictq
 from strictq import ForwardPending, InvalidArgument, LeaseLost, Message, MessageTooLarge, PendingReceipt, Queue, Receipt
-from strictq._effects import Effects
-from strictq._types import UNSET
+from strictq._client.effects import Effects
+from strictq._values.types import UNSET
 from tests.support.injection import commit_fails, quarantine
 from tests.support.queues import Opener, fill, keys_by_shard
 

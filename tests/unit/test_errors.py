@@ -280,6 +280,7 @@ PASSED: dict[str, Any] = {
     "key": b"k", "seq": 1, "token": 2, "why": "it is over", "results": [None, LeaseLost("k", 1, 2)], "package": "rich",
     "extra": "cli", "path": "x.parquet", "target": "/replica", "term": 4, "contact_at": 5.0, "segment": 6,
     "address": "host:1", "file": "state", "delay": 1.5, "delay_seconds": 2.5, "reason": "later",
+    "tenant": "acme", "retry_after": 0.5,
 }  # fmt: skip
 """What the constructors of public exceptions are given, by name."""
 PUBLIC = [
@@ -395,3 +396,10 @@ def test_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
         strictq.open(url)
     assert caught.value.hint_code == "not_a_url"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_url_does_not_tell_its_password() -> None:
+    with pytest.raises(InvalidArgument, match=r"not a URL: .sqs\+http://host/queue/x.") as caught:
+        strictq.open("sqs+http://user:secret@host/queue/x")
+    assert caught.value.hint_code == "connect_url"
+    assert "secret" not in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 
 import strictq
 from strictq import Queue, QueueConfig
-from strictq._config import FOREVER_SECONDS
+from strictq._values.config import FOREVER_SECONDS
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import strictq
-from strictq import InvalidArgument, LeaseLost, Queue
+from strictq import InvalidArgument, LeaseLost, PartialFailure, Queue
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill, labels, seqs
 from tests.support.running import run_python
@@ -177,18 +177,114 @@ def test_numbers_out_of_range_are_refused(q: Queue, change: str) -> None:
 def test_the_verbs_are_awaited(tmp_path: Path) -> None:
     async def main() -> None:
         async with strictq.open_async(tmp_path / "queue") as q:
-            for key in "abcde":
+            for key in "abcdefg":
                 await q.send(b"", key)
             refs = {d.key: q.delivery(d.handle) for d in await q.receive()}
             await refs["a"].ack()
             await refs["b"].nack(0.0)
             await refs["c"].defer(60.0)
-            await refs["d"].extend(60.0)
+            await refs["d"].extend(60.0, late=False)
             await refs["e"].reject("no")
-            assert [(await q.explain(key)).state for key in "abcde"] == ["empty", "ready", "delayed", "in_flight", "empty"]
+            await refs["f"].release()
+            await q.extend_many([refs["d"]], 60.0, late=False)
+            await q.ack_many([refs["g"]])
+            states = [(await q.explain(key)).state for key in "abcdefg"]
+            assert states == ["empty", "ready", "delayed", "in_flight", "empty", "ready", "empty"]
             assert (refs["a"].key, refs["a"].seq, type(refs["a"].handle)) == ("a", 1, str)
 
     anyio.run(main)
+
+
+# ---- several handles in one call
+
+
+def test_many_are_acked_by_handle_mixed_with_deliveries(make: Opener) -> None:
+    q = make(shards=2)
+    for key in "abc":
+        fill(q, key, 2)
+    ds = q.receive()
+    refs = [q.delivery(d.handle) for d in ds]
+    q.ack_many([ds[0], refs[1], *refs[2:5]])
+    assert [(m.key, m.seq) for m in q.peek()] == [(refs[5].key, refs[5].seq)]
+    ds[5].ack()
+    assert q.stats().depth == 0
+
+
+def test_a_delivery_and_its_handle_in_one_ack_are_one_message(q: Queue) -> None:
+    fill(q, "k", 2)
+    one, two = q.receive()
+    with pytest.raises(PartialFailure) as failed:
+        q.ack_many([one, q.delivery(one.handle)])
+    assert [type(r) for r in failed.value.results] == [type(None), LeaseLost]
+    assert q.status("k", 2).state == "in_flight", "the second message was not given"
+    two.ack()
+
+
+def test_a_nack_by_handles_gives_back_from_the_first_one_given(q: Queue) -> None:
+    fill(q, "k", 4)
+    one, two, three, four = q.receive()
+    q.nack_many([q.delivery(three.handle), two, q.delivery(four.handle)], delay=0.0, reason="no")
+    assert q.stats().in_flight == 1
+    assert q.status("k", 2).last_error == "no"
+    assert q.status("k", 3).last_error is None
+    one.ack()
+    assert seqs(q.receive()) == [2, 3, 4]
+
+
+def test_the_valid_handles_take_effect_and_the_lost_are_reported(q: Queue, clock: FakeClock) -> None:
+    fill(q, "a", 1)
+    fill(q, "b", 1)
+    refs = [q.delivery(d.handle) for d in q.receive()]
+    clock.advance(31.0)
+    assert labels(q.receive(keys=["a"])) == [("a", 1)]
+    for act in (q.extend_many, lambda given, seconds: q.ack_many(given)):
+        with pytest.raises(PartialFailure) as failed:
+            act(refs, 60.0)
+        assert [type(r) for r in failed.value.results] == [LeaseLost, type(None)]
+    assert q.status("b", 1).state == "resolved"
+
+
+def test_what_another_queue_object_made_is_refused(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "a") as a, strictq.open(tmp_path / "b") as b:
+        fill(a, "k", 1)
+        fill(b, "k", 1)
+        (mine,), (other,) = a.receive(), b.receive()
+        with pytest.raises(InvalidArgument, match="another queue object"):
+            a.ack_many([mine, b.delivery(other.handle)])
+        assert (a.stats().depth, b.stats().depth) == (1, 1)
+
+
+def test_release_by_handle_charges_nothing(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two, _ = q.receive()
+    q.delivery(two.handle).release()
+    assert q.stats().in_flight == 1
+    q.delivery(one.handle).release()
+    with pytest.raises(LeaseLost):
+        q.delivery(one.handle).release()
+    assert [(d.seq, d.attempt) for d in q.receive()] == [(1, 1), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("way", ["delivery", "lease", "handle", "many"])
+def test_an_extension_that_is_not_late(q: Queue, clock: FakeClock, way: str) -> None:
+    fill(q, "k", 1)
+    (d,) = q.receive(lease_seconds=10.0)
+
+    def extend(late: bool) -> None:
+        if way == "many":
+            q.extend_many([q.delivery(d.handle)], 10.0, late=late)
+        else:
+            verbs = {"delivery": d.extend, "lease": d.lease.extend, "handle": q.delivery(d.handle).extend}
+            verbs[way](10.0, late=late)
+
+    clock.advance(9.0)
+    extend(False)
+    clock.advance(10.0)
+    with pytest.raises(LeaseLost, match="has ended"):
+        extend(False)
+    assert q.explain("k").state == "ready"
+    extend(True)
+    assert q.explain("k").state == "in_flight"
 
 
 # ---- several deliveries in one transaction

@@ -323,11 +323,11 @@ def test_every_message_ends_once(make: Opener, clock: FakeClock) -> None:
 
 def test_the_number_of_the_last_record_outlives_it(make: Opener) -> None:
     q = make(history="records")
-    assert q._operations.history_end(0) == 0
+    assert q._storage.reports.history_end(0) == 0
     fill(q, "k", 5)
     q.ack_many(q.receive())
-    assert q._operations.history_end(0) == 5
-    assert q._operations.forget_history(0, 3) == 3
+    assert q._storage.reports.history_end(0) == 5
+    assert q._storage.operate.forget_history(shard=0, upto=3) == 3
     assert [r.n for r in q.history()] == [4, 5]
-    assert q._operations.forget_history(0, 5) == 2
-    assert (q.history(), q._operations.history_end(0)) == ([], 5)
+    assert q._storage.operate.forget_history(shard=0, upto=5) == 2
+    assert (q.history(), q._storage.reports.history_end(0)) == ([], 5)

@@ -17,6 +17,7 @@ import strictq
 from strictq import AsyncQueue, Delivery, InvalidArgument, Message, Queue
 from strictq.testing import awaited
 from tests.support.queues import Opener, fill, seqs
+from tests.support.running import PATIENCE_SECONDS
 
 WRITES: dict[str, Callable[[Queue, Delivery], object]] = {
     "send": lambda q, d: q.send(b"", "other"),
@@ -175,7 +176,7 @@ def test_a_child_that_was_forked_inside_may_write(disk: Opener) -> None:
     with q.transaction(key="k"):
         child = multiprocessing.get_context("fork").Process(target=q.send, args=(b"", "other"))
         child.start()
-        child.join(60.0)
+        child.join(PATIENCE_SECONDS)
     assert child.exitcode == 0
     assert seqs(q.peek("other")) == [1]
 

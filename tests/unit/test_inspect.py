@@ -269,3 +269,80 @@ def test_check_finds_nothing_in_a_busy_queue(make: Opener, clock: FakeClock) -> 
     q.receive(20)
     q.redrive()
     assert q.check() == []
+
+
+def test_leases_name_the_holder_of_every_leased_key(make: Opener) -> None:
+    q = make(lease_seconds=10.0, keyless="random")
+    clock = make.clock
+    fill(q, "a", 3)
+    (one, two) = q.receive(2, keys=["a"], consumer="billing")
+    clock.advance(1.0)
+    q.send(b"", key=b"b")
+    q.send(b"", key=None)
+    assert len(q.receive(consumer="other")) == 2
+    first, *rest = q.leases()
+    now = clock.wall() / 1e6
+    assert (first.key, first.consumer, first.token, first.first_seq, first.messages) == ("a", "billing", one.token, 1, 2)
+    assert (first.since, first.until) == (pytest.approx(now - 1.0, abs=1e-3), pytest.approx(now + 9.0, abs=1e-3))
+    assert sorted((str(lease.key), lease.consumer, lease.messages) for lease in rest) == [
+        ("None", "other", 1),
+        ("b'b'", "other", 1),
+    ]
+    assert q.leases(1) == [first]
+    one.ack()
+    assert (q.leases(1)[0].first_seq, q.leases(1)[0].messages) == (2, 1)
+    two.ack()
+    assert [lease.consumer for lease in q.leases()] == ["other", "other"]
+    clock.advance(11.0)
+    assert q.leases() == []
+    with pytest.raises(strictq.InvalidArgument):
+        q.leases(0)
+
+
+def test_top_keys_finds_keys_by_their_beginning(make: Opener) -> None:
+    q = make(shards=1)
+    for key, n in (("ab", 1), ("ab1", 2), ("ab\U0010ffff", 3), ("ac", 4), (b"ab2", 5), ("a", 6)):
+        fill(q, key, n)
+
+    def found(prefix: str | bytes) -> list[tuple[object, int]]:
+        return [(k.key, k.depth) for k in q.top_keys(10, prefix=prefix)]
+
+    wanted = [("ab\U0010ffff", 3), ("ab1", 2), ("ab", 1)]
+    assert found("ab") == wanted
+    assert found(b"ab") == [(b"ab2", 5)]
+    assert found("zz") == []
+    assert [k.depth for k in q.top_keys(2, prefix="a")] == [6, 4]
+    assert [k.key for k in q.top_keys(1, by="age", prefix="ab")] == ["ab"]
+    with pytest.raises(strictq.InvalidArgument):
+        q.top_keys(prefix=3)  # type: ignore[arg-type]
+
+
+def test_keys_at_rest_are_found_by_their_beginning(disk: Opener) -> None:
+    """Those that no memory has: after another object opened the queue."""
+    q = disk(shards=1)
+    for n in range(1200):
+        q.send(b"", key=f"order-{n:04}")
+    q.send(b"", key="order")
+    q.send(b"", key="zebra")
+    q.close()
+    with strictq.open(q.path, read_only=True) as again:
+        assert len(again.top_keys(10_000, prefix="order-")) == 1200
+        assert len(again.top_keys(10_000, prefix="order")) == 1201
+        assert [k.key for k in again.top_keys(prefix="order-119")] == [f"order-119{n}" for n in reversed(range(10))]
+
+
+@pytest.mark.one_shard("the age of one queue's messages")
+@pytest.mark.own_messages("ages of the queue")
+@pytest.mark.parametrize("end", ["release", "defer", "nack"])
+def test_an_attempt_that_is_taken_back_counts_no_more(make: Opener, clock: FakeClock, end: str) -> None:
+    q = make()
+    for n in range(3):
+        q.send(b"", key=f"k{n}")
+        clock.advance(10.0)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(30.0)
+    first, second = q.receive(1)[0], q.receive(1)[0]
+    assert [q.stats().first_attempt_age_seconds for _ in range(2)] == [pytest.approx(10.0)] * 2
+    second.ack()
+    {"release": first.lease.release, "defer": lambda: first.defer(0.0), "nack": lambda: first.nack(delay=0.0)}[end]()
+    assert q.stats().first_attempt_age_seconds == pytest.approx(10.0 if end == "nack" else 30.0)
+    assert q.stats().oldest_age_seconds == pytest.approx(30.0)

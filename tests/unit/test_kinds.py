@@ -11,7 +11,8 @@ import pytest
 from strictq import Queue
 from strictq.testing import FakeClock
 from tests.support.folds import cut_to
-from tests.support.queues import KINDS, Kind, Opener, fast_disk, fill, labels
+from tests.support.queues import KINDS, Kind, Opener, fill, labels
+from tests.support.running import fast_directory
 from tests.support.second_process import SecondProcess
 
 (SHARED,) = [kind for kind in KINDS if kind.second_process]
@@ -19,7 +20,7 @@ from tests.support.second_process import SecondProcess
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[str]:
-    with fast_disk(tmp_path) as directory:
+    with fast_directory(tmp_path) as directory:
         yield str(directory / "queue")
 
 

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from strictq import Message, Queue, Receipt
-from strictq._lazy import LazyList
+from strictq._platform.lazy import LazyList
 
 
 class Numbers(LazyList[int]):

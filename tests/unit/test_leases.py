@@ -9,8 +9,8 @@ import pytest
 
 import strictq
 from strictq import LeaseLost, Queue
-from strictq._leased import OPEN
-from strictq._settling import Settling
+from strictq._client.leased import OPEN
+from strictq._client.settling import Settling
 from strictq.delivery import Delivery
 from strictq.testing import FakeClock
 from tests.support.injection import behind_next_commit
@@ -245,7 +245,7 @@ def test_release_gives_back_at_once_and_uncharged(q: Queue) -> None:
         two.ack()
 
 
-def test_release_undoes_the_charge_of_a_single_hand_out(make: Opener) -> None:
+def test_release_undoes_the_charge_of_a_single_delivery(make: Opener) -> None:
     q = make(max_attempts=2)
     q.send(b"", "k")
     for _ in range(5):
@@ -314,7 +314,7 @@ def test_closing_does_not_lose_a_lease(disk: Opener, clock: FakeClock) -> None:
     assert d.seq == 1
 
 
-def test_single_hand_out_is_charged_at_hand_out(q: Queue) -> None:
+def test_single_delivery_is_charged_at_delivery(q: Queue) -> None:
     q.send(b"", "k")
     (d,) = q.receive()
     assert d.attempt == 1
@@ -324,7 +324,7 @@ def test_single_hand_out_is_charged_at_hand_out(q: Queue) -> None:
     assert q.status("k", 1).attempts == 1
 
 
-def test_per_key_one_is_charged_at_hand_out(q: Queue) -> None:
+def test_per_key_one_is_charged_at_delivery(q: Queue) -> None:
     fill(q, "a", 2)
     fill(q, "b", 2)
     assert [d.attempt for d in q.receive(10, per_key=1)] == [1, 1]
@@ -352,6 +352,38 @@ def test_expired_batch_charges_only_what_was_started(q: Queue, clock: FakeClock)
     (d,) = q.receive()
     assert (d.seq, d.attempt) == (1, 2)
     assert [q.status("k", n).attempts for n in (2, 3)] == [0, 0]
+
+
+@pytest.mark.parametrize("per_key", [None, 1])
+def test_every_message_is_charged_on_receive_if_wanted(make: Opener, clock: FakeClock, per_key: int | None) -> None:
+    q = make(max_attempts=None)
+    for key in "ab":
+        fill(q, key, 3)
+    for n in (1, 2):
+        got = q.receive(per_key=per_key, charge="all")
+        assert {d.attempt for d in got} == {n}
+        assert {q.status(d.key, d.seq).attempts for d in got if d.key is not None} == {n}
+        got[0].start()  # it is charged already
+        clock.advance(31.0)
+    got = q.receive(per_key=per_key, charge="all")
+    assert {d.attempt for d in got} == {3}
+    one, two = (next(d for d in got if d.key == key) for key in "ab")
+    one.nack(0.0)
+    two.lease.release()
+    assert q.receive(1, keys=["a"])[0].attempt == 4
+    assert q.receive(1, keys=["b"])[0].attempt == 3, "a release takes the charge back"
+
+
+def test_the_charge_of_a_batch_survives_the_process(disk: Opener, clock: FakeClock) -> None:
+    q = disk(max_attempts=2)
+    fill(q, "k", 2)
+    q.receive(charge="all")
+    q.close()
+    q = disk()
+    clock.advance(31.0)
+    (one,) = q.receive()
+    assert (one.seq, one.attempt) == (1, 2), "each of them may have killed the process"
+    assert q.status("k", 2).attempts == 1
 
 
 def test_after_an_expired_batch_the_range_goes_out_one_by_one(q: Queue, clock: FakeClock) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -306,3 +308,113 @@ def test_keyboard_interrupts_pass(q: Queue) -> None:
     with q.observe(Interrupted()), pytest.raises(KeyboardInterrupt):
         q.send(b"", "k")
     assert q.stats().ready == 1
+
+
+class Around(Observer):
+    """Adds a header to what is sent, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    @contextmanager
+    def sending(self, messages: int) -> Iterator[dict[str, str]]:
+        self.said.append(f"sending {messages}")
+        try:
+            yield {"trace": "t", "own": "observer"}
+        except strictq.StrictqError as e:
+            self.said.append(type(e).__name__)
+            raise
+        finally:
+            self.said.append("sent")
+
+    def received(self, deliveries: Sequence[Any], seconds: float) -> None:
+        assert seconds > 0
+        self.said.append(f"received {len(deliveries)}")
+
+    @contextmanager
+    def handling(self, stage: str, jobs: Sequence[Any]) -> Iterator[None]:
+        try:
+            yield
+        except strictq.Retry:
+            self.said.append(f"{stage} {len(jobs)} retried")
+            raise
+        self.said.append(f"{stage} {len(jobs)}")
+
+
+class TestAround:
+    def test_a_send_gets_headers_that_it_does_not_set(self, q: Queue) -> None:
+        around = Around()
+        with q.observe(around):
+            q.send(b"", key="k")
+            q.send(Message(b"", key="k", headers={"own": "message"}))
+            q.send_json({}, key="k")
+            q.send_many([Message(b"", key="k"), Message(b"", key="k", headers={"own": "message"})])
+            with q.transaction(key="k") as tx:
+                tx.send(b"", key="k")
+            assert around.said == [*["sending 1", "sent"] * 3, "sending 2", "sent", "sending 1", "sent"]
+        q.send(b"", key="k")
+        headers = [d.headers for d in q.receive(9)]
+        added = {"trace": "t", "own": "observer"}
+        own = {"trace": "t", "own": "message"}
+        assert headers == [added, own, added, added, own, added, {}]
+
+    def test_a_failed_send_leaves_the_context_with_its_error(self, q: Queue) -> None:
+        around = Around()
+        with q.observe(around):
+            for wrong in ({"key": 1.5}, {"key": "k", "headers": "none"}, {"key": "k", "headers": {1: "a"}}):
+                with pytest.raises(InvalidArgument):
+                    q.send(b"", **wrong)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="send_many takes"):
+                q.send_many(3)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="send_many takes"):
+                q.send_many([Message(b"", key="k"), 3])  # type: ignore[list-item]
+        assert around.said == [*["sending 1", "InvalidArgument", "sent"] * 3, "sending 2", "InvalidArgument", "sent"]
+        assert q.stats().depth == 0
+
+    def test_receives_that_find_messages_are_told(self, q: Queue) -> None:
+        around = Around()
+        q.send(b"", key="k")
+        with q.observe(around):
+            for d in q.consume(wait=0.0):
+                d.ack()
+        assert around.said == ["received 1"]
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_handlers_of_workers_run_inside(self, is_async: bool) -> None:
+        def handler(job: strictq.Job) -> None:
+            if job.attempt == 1:
+                raise strictq.Retry(0.0)
+
+        async def async_handler(job: strictq.Job) -> None:
+            handler(job)
+
+        around = Around()
+        with strictq.open(":memory:") as q, q.observe(around):
+            q.send(b"", key="k")
+            chosen = async_handler if is_async else handler
+            strictq.Worker(q, chosen, lambda job: None).run(drain=True)
+            q.send(b"", key="k")
+            strictq.Worker(q, process_batch=lambda jobs: None).run(drain=True)
+        handled = [said for said in around.said if said.startswith("pro")]
+        assert handled == ["process 1 retried", "process 1", "process 1"]
+        assert "prepare 1" in around.said
+
+    def test_what_a_context_raises_is_logged_and_changes_nothing(self, q: Queue, caplog: pytest.LogCaptureFixture) -> None:
+        class Broken(Observer):
+            def sending(self, messages: int) -> Any:
+                raise RuntimeError("it is broken")
+
+            def received(self, deliveries: Sequence[Any], seconds: float) -> None:
+                raise RuntimeError("it is broken")
+
+        class BrokenLater(Observer):
+            @contextmanager
+            def sending(self, messages: int) -> Iterator[None]:
+                yield
+                raise RuntimeError("it is broken")
+
+        with q.observe(Broken()), q.observe(BrokenLater()), q.observe(Around()), caplog.at_level(logging.ERROR, "strictq"):
+            q.send(b"", key="k")
+            (d,) = q.receive()
+        assert d.headers == {"trace": "t", "own": "observer"}
+        assert len(caplog.records) == 3

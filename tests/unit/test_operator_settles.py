@@ -12,8 +12,9 @@ import pytest
 import strictq
 from strictq import Event, InvalidArgument, LeaseLost, Queue, ReadOnlyQueue, UnknownMessage
 from strictq.testing import FakeClock
-from tests.support.handouts import holder, read
 from tests.support.queues import Opener, drain, fill, labels, seqs
+from tests.support.recorded_batches import holder, read
+from tests.support.running import PATIENCE_SECONDS
 
 Settle = Callable[[Queue, str, int], bool]
 
@@ -234,9 +235,9 @@ def test_a_worker_whose_handler_hangs_loses_the_job_and_goes_on(disk: Opener, ve
         thread = threading.Thread(target=worker.run)
         thread.start()
         try:
-            assert started.wait(30.0)
+            assert started.wait(PATIENCE_SECONDS)
             assert FORCED[verb](q, "k", 1) is True
-            assert freed.wait(30.0), "the worker notices at its next extension"
+            assert freed.wait(PATIENCE_SECONDS), "the worker notices at its next extension"
             ended = threading.Event()
             while q.stats().depth and not ended.wait(0.01):
                 pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from strictq import Message, Queue
+from strictq import InvalidArgument, LeaseLost, Message, Queue
 from strictq.testing import FakeClock
 from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, drain, fill, labels, seqs
@@ -39,6 +41,36 @@ def test_messages_in_flight_stay_with_their_holder(q: Queue) -> None:
     two.nack()
     q.send(b"", "k")
     assert drain(q) == [("k", 2), ("k", 5)]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_messages_in_flight_are_deleted_if_wanted(make: Opener, key: str | None) -> None:
+    q = make(shards=2)
+    fill(q, "k", 4)
+    q.send(b"", "other")
+    held = q.receive(3, keys=["k"])
+    held[0].ack()
+    assert q.purge(key, in_flight=True) == (3 if key else 4)
+    for verb in (held[1].ack, lambda: held[2].extend(5.0)):
+        with pytest.raises(LeaseLost):
+            verb()
+    assert q.status("k", 2).state == "resolved"
+    q.send(b"", "k")
+    assert sorted(drain(q)) == [("k", 5), *([("other", 1)] if key else [])]
+    assert q.check() == []
+
+
+def test_a_purge_of_messages_in_flight_ends_late_leases_and_keeps_those_without_messages(q: Queue, clock: FakeClock) -> None:
+    fill(q, "late", 2)
+    fill(q, "first", 1)
+    q.receive(2)
+    (first,) = q.receive(ack_first=True)
+    clock.advance(20.0)
+    first.lease.extend(60.0)
+    clock.advance(20.0)
+    assert q.purge(in_flight=True) == 2
+    first.done()
+    assert q.stats().depth == 0
 
 
 def test_purge_everything(make: Opener) -> None:
@@ -179,3 +211,32 @@ def test_many_lanes_are_purged_in_steps(make: Opener) -> None:
     assert not q.send(b"", 5, dedup_id="x").duplicate
     assert q.stats().depth == 1
     assert q.check() == []
+
+
+def test_only_what_is_older(make: Opener, clock: FakeClock) -> None:
+    q = make()
+    for n in range(30):
+        q.send(b"", key=f"k{n % 3}", dedup_id=f"{n}")
+        clock.advance(1.0)
+    (d,) = q.receive(1, keys=["k0"])
+    assert q.purge("k1", older_than=20.0) == 3, "1, 4 and 7 were sent 29, 26 and 23 seconds ago"
+    assert [m.seq for m in q.peek("k1")] == list(range(4, 11))
+    assert q.purge(older_than=10.0) == 6 + 4 + 6, "the one in flight stays"
+    assert [m.seq for m in q.peek("k2")] == [7, 8, 9, 10]
+    assert [m.seq for m in q.peek("k0")] == [1, 8, 9, 10]
+    d.ack()
+    assert q.send(b"", key="k1", dedup_id="1").duplicate, "dedup ids stay"
+    assert q.purge(older_than=0.5) == 10
+    assert q.stats().depth == 0
+    assert q.purge(older_than=0.0) == 0
+    q.send(b"", key="k1")
+    assert [x.seq for x in q.receive()] == [11]
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("wrong", [{"older_than": -1.0}, {"older_than": "x"}, {"older_than": 1.0, "dead": True}])
+def test_a_wrong_age_deletes_nothing(q: Queue, wrong: dict[str, Any]) -> None:
+    q.send(b"", key="k")
+    with pytest.raises(InvalidArgument):
+        q.purge(**wrong)
+    assert q.stats().depth == 1

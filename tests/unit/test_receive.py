@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import strictq
-from strictq import Message, Queue, _receiving
+from strictq import Message, Queue
+from strictq._client import receiving as _receiving
 from strictq.testing import FakeClock
 from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
+from tests.support.running import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -64,8 +66,9 @@ def test_batch_is_filled_up_behind_expired_messages(q: Queue, clock: FakeClock) 
     assert labels(q.receive(10)) == [("b", n) for n in range(1, 11)]
 
 
-@pytest.mark.one_shard("the order of two lanes")
-def test_batch_is_filled_up_behind_a_lane_that_goes_out_one_by_one(q: Queue, clock: FakeClock) -> None:
+def test_batch_is_filled_up_behind_a_lane_that_goes_out_one_by_one(disk: Opener, clock: FakeClock) -> None:
+    """In one process: one that builds its memory anew finds the end of the lease later."""
+    q = disk()
     fill(q, "a", 5)
     q.receive(5, lease_seconds=5.0)
     clock.advance(6.0)
@@ -181,7 +184,7 @@ def test_a_busy_lane_does_not_starve_the_others(q: Queue) -> None:
     raise AssertionError("the quiet key was never served")
 
 
-def test_first_hand_outs_ascend_over_batches(q: Queue) -> None:
+def test_first_deliveries_ascend_over_batches(q: Queue) -> None:
     fill(q, "k", 25)
     got: list[int] = []
     while batch := q.receive(4):
@@ -323,7 +326,7 @@ def test_wait_is_woken_by_a_send_in_this_process(ticking: Queue) -> None:
     thread.start()
     started.wait()
     ticking.send(b"", "k")
-    thread.join(10.0)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert labels(got) == [("k", 1)]
 
@@ -334,7 +337,7 @@ def test_wait_is_woken_by_another_object_on_the_directory(tmp_path: Path) -> Non
         thread = threading.Thread(target=lambda: got.extend(one.receive(wait=20.0)))
         thread.start()
         two.send(b"", "k")
-        thread.join(10.0)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
         assert labels(got) == [("k", 1)]
 
@@ -358,7 +361,7 @@ def test_wait_is_woken_by_an_ack_that_frees_the_lane(ticking: Queue) -> None:
     thread = threading.Thread(target=lambda: got.extend(ticking.receive(wait=20.0)))
     thread.start()
     first.ack()
-    thread.join(10.0)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert labels(got) == [("k", 2)]
 
@@ -375,7 +378,7 @@ def test_closing_ends_a_wait(ticking: Queue) -> None:
     thread = threading.Thread(target=consume)
     thread.start()
     ticking.close()
-    thread.join(10.0)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert len(ended) == 1
 
@@ -428,7 +431,7 @@ def test_a_second_of_waiting_counts_as_an_empty_receive(make: Opener, monkeypatc
             q.send(b"", "k")
 
     monkeypatch.setattr(_receiving, "time", time)
-    monkeypatch.setattr(type(q._storage), "wait", wait)
+    monkeypatch.setattr(type(q._storage.waker), "wait", wait)
     assert len(q.receive(wait=None)) == 1
     stats = q.stats()
     looks = stats.empty_receives - 60
@@ -446,3 +449,20 @@ def test_estimates_are_the_messages_or_else_the_queues(make: Opener) -> None:
     q.configure(prepare_seconds=0.25, process_seconds=None)
     q.send(b"", "later")
     assert [(d.prepare_seconds, d.process_seconds) for d in q.receive()] == [(0.25, None)]
+
+
+@pytest.mark.own_messages("no other message may be ready")
+def test_wait_ready_says_whether_a_receive_would_find_something(q: Queue, clock: FakeClock) -> None:
+    assert not q.wait_ready(0.0)
+    q.send(b"", "k", delay=5.0)
+    assert not q.wait_ready(0.0)
+    clock.advance(5.0)
+    assert q.wait_ready()
+    assert q.stats().in_flight == 0
+    q.receive()
+    assert not q.wait_ready(0)
+    q.pause()
+    clock.advance(31.0)
+    assert not q.wait_ready(0)
+    q.resume()
+    assert q.wait_ready()

@@ -57,7 +57,7 @@ def test_nack_after_start_charges_once(q: Queue) -> None:
     assert q.status("k", 1).attempts == 1
 
 
-def test_nack_of_a_single_hand_out_charges_once(q: Queue) -> None:
+def test_nack_of_a_single_delivery_charges_once(q: Queue) -> None:
     q.send(b"", "k")
     for attempt in (1, 2, 3):
         (d,) = q.receive()

@@ -16,10 +16,11 @@ import pytest
 
 import strictq
 from strictq import App, InvalidArgument, Job, Queue
-from strictq._keys import encode_key
-from strictq._schedules import STATE_KEY, schedule
+from strictq._values.keys import encode_key
 from strictq.testing import clock_of, drain
+from strictq.worker.schedules import STATE_KEY, schedule
 from tests.support.queues import Opener
+from tests.support.running import PATIENCE_SECONDS
 
 pytest.importorskip("cronsim")
 
@@ -39,7 +40,7 @@ def set_clock(queue: Queue, iso: str) -> None:
 def has_looked(queue: Queue) -> bool:
     """Return whether any tick of any schedule is recorded."""
     keys = [encode_key(STATE_KEY + name) for name in ("hourly", "note", "report")]
-    return any(queue._storage.key_state(key) is not None for key in keys)
+    return any(queue._storage.reports.key_state(key) is not None for key in keys)
 
 
 def waiting(queue: Queue, key: Any) -> list[str]:
@@ -305,7 +306,7 @@ def test_a_worker_sends_ticks_while_it_runs(queue: Queue, kind: str) -> None:
         for _ in range(3):
             came.clear()
             clock_of(queue).advance(HOUR)
-            assert came.wait(30.0)
+            assert came.wait(PATIENCE_SECONDS)
             while queue.stats().depth:  # its lease would be over
                 threading.Event().wait(0.01)
     finally:
@@ -347,7 +348,7 @@ def test_what_ends_the_ticks_ends_the_worker(queue: Queue) -> None:
     with queue.transaction(key="strictq-schedule:report") as tx:
         tx.key_state = b"mine"
     clock_of(queue).advance(24 * HOUR)
-    thread.join(30.0)
+    thread.join(PATIENCE_SECONDS)
     assert len(failed) == 1
 
 
@@ -362,7 +363,7 @@ def test_a_store_that_is_busy_is_tried_again(queue: Queue, monkeypatch: pytest.M
             raise strictq.StoreBusy("busy", shard=0)
         return transaction(*arguments, **options)
 
-    monkeypatch.setattr("strictq._schedules.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("strictq.worker.schedules.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(Queue, "transaction", lambda _, *a, **o: busy(*a, **o))
     worker = app.worker()
     thread = threading.Thread(target=worker.run)
@@ -371,7 +372,7 @@ def test_a_store_that_is_busy_is_tried_again(queue: Queue, monkeypatch: pytest.M
         while not has_looked(queue):
             came.wait(0.01)
         clock_of(queue).advance(HOUR)
-        assert came.wait(30.0)
+        assert came.wait(PATIENCE_SECONDS)
     finally:
         worker.stop()
         thread.join()

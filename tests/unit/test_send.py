@@ -10,7 +10,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._keys import Key
+from strictq._values.keys import Key
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill, labels, seqs
 

@@ -10,7 +10,7 @@ import pytest
 
 import strictq
 from strictq import LeaseLost, Queue, StrictqError
-from strictq._keys import Key
+from strictq._values.keys import Key
 from strictq.testing import FakeClock
 from tests.support.injection import record_app_schema
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs

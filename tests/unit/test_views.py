@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Event, HistoryRecord, Message, Observer, Queue, StrictqError, WorkerEvent
-from strictq._views import plain
+from strictq._values.views import plain
 from tests.support.queues import Opener
 
 NO_REPORTS = {"Message", "QueueConfig", "Breaker", "Batch", "AsyncBatch"}
@@ -53,11 +53,14 @@ def test_every_field_is_there(name: str) -> None:
     """Made past the constructor, of values that say nothing."""
     kind = getattr(strictq, name)
     names = getattr(kind, "_fields", None) or [a.name for a in attrs.fields(kind)]
-    report = kind(**dict.fromkeys(names, 0)) if name != "Stats" else kind(**(dict.fromkeys(names, 0) | {"shards": ()}))
+    given: dict[str, Any] = {"Stats": {"shards": ()}, "TenantLimit": {"tenant": "a", "weight": 1.0, "send_rate": 1.0}}
+    unset = dict.fromkeys(("max_depth", "receive_rate", "burst", "concurrency", "target_age_seconds"))
+    checked = {**unset, "paused": False} if name == "TenantLimit" else {}
+    report = kind(**(dict.fromkeys(names, 0) | given.get(name, {}) | checked))
     expected = set(names)
     if "key" in names:
         expected.add("key_type")
-    if name in ("Stats", "ShardStats"):
+    if name in ("Stats", "ShardStats", "RemoteStats"):
         expected.add("depth")
     values = {"body": b""} if "body" in names else {}
     if values:

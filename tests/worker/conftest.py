@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strictq
-from strictq import Queue, QueueConfig
+from strictq import Queue, QueueConfig, Worker
 from tests.support.queues import AT_ONCE
 
 Make = Callable[..., Queue]
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[None]:
+    """Let a worker drain its queue in a thread. At the end of the block, wait for it."""
+    thread = threading.Thread(target=worker.run, kwargs={"drain": True})
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @pytest.fixture(params=["memory", "disk"])

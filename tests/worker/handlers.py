@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strictq import Defer, Message, Reject, Retry
+from tests.support.running import until
 
 
 def nothing(job: Any) -> None:
@@ -118,10 +119,7 @@ def waits_for_a_file(job: Any) -> None:
     begun = Path(job.body.decode())
     begun.with_suffix(".new").write_text(str(os.getpid()))
     begun.with_suffix(".new").rename(begun)
-    end = time.monotonic() + 60.0
-    while not begun.with_suffix(".go").exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: begun.with_suffix(".go").exists())
 
 
 def sends_with_headers(job: Any) -> None:
@@ -134,3 +132,27 @@ def sends_with_headers(job: Any) -> None:
 
 def raise_it(error: BaseException) -> None:
     raise error
+
+
+def reports(job: Any) -> None:
+    """Reports its progress much more often than that is sent, and waits for a file."""
+    for n in range(76):
+        job.progress(n / 100, "waits")
+    while not Path(job.body.decode()).exists():
+        time.sleep(0.01)
+
+
+def says_the_body(job: Any) -> None:
+    job.output(f"{job.body.decode()} done")
+
+
+def alone_in(place: str) -> None:
+    """Fails if another process is in it."""
+    lock = Path(place) / "lock"
+    os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+    time.sleep(0.02)
+    lock.unlink()
+
+
+def touches(place: str, name: str) -> None:
+    (Path(place) / name).touch()

@@ -13,8 +13,8 @@ import pytest
 
 import strictq
 from strictq import Defer, InvalidArgument, Job, PendingReceipt, Queue, Reject, Retry, Worker
-from tests.support.campaign import wait_until
 from tests.support.queues import fill
+from tests.support.running import PATIENCE_SECONDS, until
 from tests.worker.conftest import Make
 
 Jobs = list[Job]
@@ -68,6 +68,19 @@ def test_a_batch_has_messages_of_many_keys_and_several_of_one(q: Queue, kind: An
     assert (q.stats().depth, q.stats().acks) == (0, 12)
 
 
+def test_a_batch_has_few_messages_of_a_key_if_it_may(q: Queue, kind: Any) -> None:
+    for key in "abcdef":
+        fill(q, key, 9)
+    seen = Seen()
+    Worker(q, process_batch=kind(seen), batch_max=100, batch_per_key=2, concurrency=1).run(drain=True)
+    assert max(Counter(key for key, _, _ in batch).most_common(1)[0][1] for batch in seen.batches) == 2
+    assert max(map(len, seen.batches)) == 12
+    for key in "abcdef":
+        assert [seq for k, seq in seen.first if k == key] == list(range(1, 10))
+    with pytest.raises(InvalidArgument, match="batch_per_key"):
+        Worker(q, process_batch=kind(seen), batch_per_key=0)
+
+
 def test_no_batch_is_larger_than_it_may_be(q: Queue, kind: Any) -> None:
     fill(q, "one", 95)
     for n in range(40):
@@ -113,10 +126,10 @@ def test_a_batch_that_is_not_full_waits_for_more(q: Queue, kind: Any) -> None:
     thread.start()
     try:
         q.send(b"", "a")
-        wait_until(lambda: q.stats().in_flight == 1, "the first message to be leased")
+        until(lambda: q.stats().in_flight == 1, "the first message to be leased")
         q.send(b"", "a")  # of a lane that is leased
         q.send(b"", "b")
-        wait_until(lambda: worker.stats().acked == 3, "the batch to be full")
+        until(lambda: worker.stats().acked == 3, "the batch to be full")
     finally:
         worker.stop()
         thread.join()
@@ -130,7 +143,7 @@ def test_a_batch_that_waited_long_enough_starts(q: Queue, kind: Any) -> None:
     worker = Worker(q, process_batch=kind(seen), batch_max=3, batch_wait_seconds=0.05)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: worker.stats().acked == 1, "the batch to start")
+    until(lambda: worker.stats().acked == 1, "the batch to start")
     worker.stop()
     thread.join()
     assert seen.batches == [[("a", 1, 1)]]
@@ -141,7 +154,7 @@ def test_a_stop_gives_back_what_waits_for_a_batch(q: Queue, kind: Any) -> None:
     worker = Worker(q, process_batch=kind(Seen()), batch_max=3, batch_wait_seconds=600.0)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: q.stats().in_flight == 2, "the messages to be leased")
+    until(lambda: q.stats().in_flight == 2, "the messages to be leased")
     worker.stop()
     thread.join()
     assert (q.stats().ready, q.stats().in_flight) == (2, 0)
@@ -319,16 +332,16 @@ def test_a_batch_that_takes_too_long_is_given_up(q: Queue, kind: Any) -> None:
 
     def process(jobs: Jobs) -> None:
         if jobs[0].attempt == 1 and len(jobs) == 3:
-            release.wait(20)
+            release.wait(PATIENCE_SECONDS)
             with pytest.raises(strictq.LeaseLost):
                 jobs[0].send(b"", "out")
 
     worker = Worker(q, process_batch=process, timeout_seconds=0.05)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: len(q.dead_letters()) >= 2, "the batch to be given up")
+    until(lambda: len(q.dead_letters()) >= 2, "the batch to be given up")
     release.set()
-    wait_until(lambda: q.stats().depth == 0, "the rest")
+    until(lambda: q.stats().depth == 0, "the rest")
     worker.stop()
     thread.join()
     assert sorted((d.key, d.seq) for d in q.dead_letters()) == [("a", 1), ("b", 1)]

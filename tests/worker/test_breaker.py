@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strictq import InvalidArgument
-from strictq._keys import encode_key
+from strictq._values.keys import encode_key
 from strictq.worker.breaker import (
     CLOSED,
     FAILED_MAX,

@@ -13,12 +13,11 @@ import pytest
 import strictq
 from strictq import Message, Worker
 from strictq.testing import FakeClock
-from tests.support.campaign import wait_until
 from tests.support.faults import FOREVER, Plan
 from tests.support.injection import impatient
 from tests.support.powercut import Journal, recording
-from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_run import PLACE
+from tests.support.running import PATIENCE_SECONDS, fast_directory, until
 
 LANES, EACH = 5, 20
 
@@ -53,8 +52,8 @@ def test_a_disk_that_fails_for_a_while(journal: Journal, fault: str) -> None:
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
         try:
-            assert half.wait(60.0)
-            wait_until(lambda: stuck.fired >= 3, "the disk to fail")
+            assert half.wait(PATIENCE_SECONDS)
+            until(lambda: stuck.fired >= 3, "the disk to fail")
         finally:
             journal.fault = None
 
@@ -62,14 +61,14 @@ def test_a_disk_that_fails_for_a_while(journal: Journal, fault: str) -> None:
             clock.advance(0.2)  # a receive of unknown outcome may have leased what nobody holds: that ends by itself
             return q.stats().depth == 0
 
-        wait_until(over, "the worker to go on")
+        until(over, "the worker to go on")
         worker.stop()
 
         def ended() -> bool:
             clock.advance(0.2)  # an ack of unknown outcome is tried again
             return not thread.is_alive()
 
-        wait_until(ended, "the worker to end")
+        until(ended, "the worker to end")
         assert sorted(q.query("SELECT * FROM app_seen")) == [(k, n) for k in range(LANES) for n in range(1, EACH + 1)]
         assert q.check() == []
     for seqs in seen.values():

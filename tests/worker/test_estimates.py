@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import DurationEstimate, InvalidArgument, Worker
-from strictq._durations import Model
+from strictq._values.durations import Model
 from strictq.worker.estimates import Estimates
 from strictq.worker.margin import Margin
 
@@ -200,7 +200,7 @@ def test_without_learning_nothing_is_kept(q: strictq.Queue) -> None:
     worker = Worker(q, lambda job: None, learn=False)
     worker.run(drain=True)
     assert worker.stats().process.samples == 0
-    assert q._operations.estimates() == {}
+    assert q._storage.estimates() == {}
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, True, "1"])
@@ -251,3 +251,20 @@ def test_a_worker_that_runs_expects_what_the_queue_says() -> None:
         )
         worker.run(drain=True)
     assert order == [f"{stage} {n}" for n in (1, 2, 3) for stage in ("prepare", "process")]
+
+
+@pytest.mark.parametrize("keys", [30, 300])
+def test_a_message_is_estimated_about_once(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many slots become free before its turn."""
+    estimated: list[float] = []
+    genuine = Estimates.of_process
+
+    def counted(self: Estimates, told: float | None, size: float) -> float | None:
+        estimated.append(size)
+        return genuine(self, told, size)
+
+    monkeypatch.setattr(Estimates, "of_process", counted)
+    with strictq.open(":memory:") as q:
+        q.send_many([strictq.Message(b"", key=n % keys) for n in range(600)])
+        Worker(q, lambda job: None, lambda job: None, prepare_seconds=0.0, process_seconds=0.0).run(drain=True)
+    assert len(estimated) <= 2 * 600

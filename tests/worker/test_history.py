@@ -39,4 +39,4 @@ def test_durations_are_recorded(make: Any, effects: bool, prepares: bool) -> Non
         assert r.enqueued_at <= r.first_attempt_at <= r.done_at
     starts = [r.first_attempt_at for r in records]
     assert starts == sorted(starts)
-    assert starts[-1] - starts[0] >= 3 * 0.03 - 0.001, "the handlers' starts, not the one hand-out of all"
+    assert starts[-1] - starts[0] >= 3 * 0.03 - 0.001, "the handlers' starts, not the one delivery of all"

@@ -12,8 +12,7 @@ import pytest
 import strictq
 from strictq import Message, Queue, StoreBusy, StoreCorrupt, StoreFull, Worker
 from tests.support.injection import refuse_writes
-
-PATIENCE_SECONDS = 30.0
+from tests.support.running import PATIENCE_SECONDS, until
 
 
 def test_the_buffer_is_bounded_by_its_limits_and_not_by_the_lanes(q: Queue) -> None:
@@ -26,10 +25,7 @@ def test_the_buffer_is_bounded_by_its_limits_and_not_by_the_lanes(q: Queue) -> N
     worker = Worker(q, process, batch=50)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    end = time.monotonic() + PATIENCE_SECONDS
-    while worker.stats().running < 8:
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    until(lambda: worker.stats().running >= 8)
     for _ in range(20):
         stats = worker.stats()
         most.append(stats.buffered + stats.running)
@@ -67,6 +63,7 @@ def test_a_shard_that_breaks_stops_nobody_but_its_own_keys(make: Any, monkeypatc
     assert worker.stats().running == 0
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("error", [StoreFull, StoreBusy])
 def test_a_store_that_fails_for_a_while_loses_and_doubles_nothing(
     q: Queue, monkeypatch: pytest.MonkeyPatch, error: type[strictq.StoreError]
@@ -87,10 +84,7 @@ def test_a_store_that_fails_for_a_while_loses_and_doubles_nothing(
     worker = Worker(q, process)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    end = time.monotonic() + PATIENCE_SECONDS
-    while q.stats().depth:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not q.stats().depth)
     worker.stop()
     thread.join()
     monkeypatch.undo()

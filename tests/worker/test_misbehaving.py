@@ -16,6 +16,7 @@ import pytest
 import strictq
 from strictq import Event, Message, Observer, Queue, QueueClosed, StrictqError, Worker, WorkerEvent
 from strictq.worker.dispatch import Handover
+from tests.support.running import PATIENCE_SECONDS
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -304,7 +305,7 @@ def ending_beside(work: Callable[[Any], None]) -> Callable[[Any], None]:
             began.set()
             work(job)
         else:
-            assert began.wait(30.0)
+            assert began.wait(PATIENCE_SECONDS)
             sys.exit("no more")
 
     return handler
@@ -317,7 +318,7 @@ def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
     asked_to_end = threading.Event()
 
     def slow(job: Any) -> None:
-        assert asked_to_end.wait(30.0)
+        assert asked_to_end.wait(PATIENCE_SECONDS)
         job.send(b"", key="effect")
 
     def on_event(event: Any) -> None:
@@ -420,7 +421,7 @@ def test_a_worker_may_be_stopped_and_looked_at_from_its_own_handlers(q: Queue) -
     worker = Worker(q, process, concurrency=2)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    thread.join(30.0)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert 1 <= worker.stats().acked <= 20
     assert q.stats().in_flight == 0

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,28 @@ import pytest
 import strictq
 from benchmarks.outage import Dependency, DependencyDown, fill, handle, judge
 from strictq import Breaker, Defer, Event, InvalidArgument, Job, Queue, QueueConfig, Reject, Retry, Worker, WorkerEvent
+from strictq._values.keys import encode_key
 from strictq.testing import Drained, FakeClock, drain, drain_async
 from strictq.worker import AsyncJob
+from tests.support.running import PATIENCE_SECONDS, until
 from tests.worker.conftest import Make
 from tests.worker.handlers import afail_while_the_file_is_there, fail_while_the_file_is_there
 
-PATIENCE_SECONDS = 60.0
+MESSAGES, KEYS = 800, 80
 QUICK = Breaker(probe_seconds=0.01, probe_seconds_max=0.05)
 """Outages of real workers are as short as that."""
 
 
 def outage(q: Queue, clock: FakeClock, seconds: float, **options: Any) -> tuple[Dependency, list[tuple[Any, int, int, str]]]:
-    """2,000 messages of 200 keys; the dependency goes down for so long of the queue's time with the 200th call."""
-    dependency = Dependency(200, seconds, lambda: clock.now)
-    fill(q, 2000, 200)
+    """The dependency goes down for so long of the queue's time when a message of each key is done."""
+    dependency = Dependency(KEYS, seconds, lambda: clock.now)
+    fill(q, MESSAGES, KEYS)
     done = drain(q, handle(dependency), failures="retry", breaker=Breaker(), **options)
-    assert done.acked == 2000
+    assert done.acked == MESSAGES
     return dependency, done.failures
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("seconds", [5.0, 600.0])
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("shards", [1, 3])
@@ -42,9 +44,9 @@ def test_an_outage_kills_no_message_and_changes_no_order(seconds: float, concurr
     clock = FakeClock()
     with strictq.open(":memory:", shards=shards, clock=clock) as q:
         dependency, _ = outage(q, clock, seconds, concurrency=concurrency)
-        outcome = judge(q, dependency, 2000, 200)
+        outcome = judge(q, dependency, MESSAGES, KEYS)
         assert outcome.good, outcome
-        assert (outcome.accepted, outcome.dead, outcome.lost, outcome.repeated, outcome.reordered) == (2000, 0, 0, 0, 0)
+        assert (outcome.accepted, outcome.dead, outcome.lost, outcome.repeated, outcome.reordered) == (MESSAGES, 0, 0, 0, 0)
         assert q.check() == []
 
 
@@ -57,22 +59,22 @@ def test_an_outage_charges_each_message_once_at_most() -> None:
             attempts.append(job.attempt)
             work(job)
 
-        dependency = Dependency(200, 600.0, lambda: clock.now)
+        dependency = Dependency(KEYS, 600.0, lambda: clock.now)
         work = handle(dependency)
-        fill(q, 2000, 200)
+        fill(q, MESSAGES, KEYS)
         drain(q, process, failures="retry", breaker=Breaker())
         assert max(attempts) <= 2
-        assert dependency.refused < 200 + 200
+        assert dependency.refused < KEYS + 200, "a message of each key, and one after another while it is down"
 
 
 def test_without_a_breaker_the_same_outage_is_seen_to_fail_messages() -> None:
-    """What the tests above see is the breaker's doing."""
+    """What the tests above see is the breaker's doing. Fewer messages show it: each fails several times."""
     clock = FakeClock()
     with strictq.open(":memory:", clock=clock, config=QueueConfig(max_attempts=3, retry_delay_seconds=1.0)) as q:
-        dependency = Dependency(200, 600.0, lambda: clock.now)
-        fill(q, 2000, 200)
+        dependency = Dependency(20, 600.0, lambda: clock.now)
+        fill(q, 200, 20)
         drain(q, handle(dependency), failures="retry", breaker=None)
-        assert not judge(q, dependency, 2000, 200).good
+        assert not judge(q, dependency, 200, 20).good
 
 
 class Running:
@@ -104,13 +106,6 @@ class Running:
         return [e.kind for e in self.events if e.kind.startswith("breaker")]
 
 
-def wait_until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
-
-
 def send(q: Queue, keys: int, each: int = 1) -> None:
     q.send_many([strictq.Message(b"x", key=f"k{n}") for _ in range(each) for n in range(keys)])
 
@@ -121,7 +116,7 @@ def test_while_it_is_open_the_worker_holds_nothing_and_others_may_work(make: Mak
     running.down.set()
     send(q, 100, 3)
     with running:
-        wait_until(lambda: running.kinds() == ["breaker_opened"] and q.stats().in_flight == 0)
+        until(lambda: running.kinds() == ["breaker_opened"] and q.stats().in_flight == 0)
         assert q.stats().dead == 0
         others = q.receive(1000)
         assert others
@@ -135,10 +130,10 @@ def test_when_it_closes_everything_is_done_in_order(q: Queue) -> None:
     running.down.set()
     send(q, 50, 4)
     with running:
-        wait_until(lambda: sum(e.kind == "deferred" for e in running.events) > 60)  # many probes have failed
+        until(lambda: sum(e.kind == "deferred" for e in running.events) > 60)  # many probes have failed
         running.down.clear()
-        wait_until(lambda: q.stats().depth == 0)
-        wait_until(lambda: running.kinds()[-1] == "breaker_closed")
+        until(lambda: q.stats().depth == 0)
+        until(lambda: running.kinds()[-1] == "breaker_closed")
     assert q.stats().dead == 0
     for n in range(50):
         assert [seq for key, seq in running.calls if key == f"k{n}"] == [1, 2, 3, 4]
@@ -156,9 +151,9 @@ def test_what_waits_because_it_failed_is_due_when_it_closes_and_what_was_asked_f
     running.down.set()
     send(q, 40)
     with running:
-        wait_until(lambda: running.kinds() == ["breaker_opened"])
+        until(lambda: running.kinds() == ["breaker_opened"])
         running.down.clear()
-        wait_until(lambda: q.stats().depth == 3)
+        until(lambda: q.stats().depth == 3)
     assert ("policy", 1) in running.calls
     assert {key for key in ("delayed send", "asked", "deferred") if q.explain(key).state == "delayed"} == {
         "delayed send", "asked", "deferred"
@@ -181,9 +176,9 @@ def test_a_poison_message_does_not_keep_it_open(q: Queue) -> None:
     worker = Worker(q, process, breaker=QUICK, on_event=events.append)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: any(e.kind == "breaker_opened" for e in events))
+    until(lambda: any(e.kind == "breaker_opened" for e in events))
     down.clear()
-    wait_until(lambda: q.stats().acks == 60)
+    until(lambda: q.stats().acks == 60)
     worker.stop()
     thread.join()
     assert "poison" in seen
@@ -199,7 +194,7 @@ def test_it_is_reported_in_stats_events_and_the_log(make: Make, caplog: pytest.L
     assert q.stats().breakers == ()
     assert running.worker.stats().breaker is None
     with caplog.at_level(logging.INFO, "strictq.worker"), running:
-        wait_until(lambda: q.stats().breakers and q.stats().breakers[0].probes > 1)
+        until(lambda: q.stats().breakers and q.stats().breakers[0].probes > 1)
         (breaker,) = q.stats().breakers
         assert breaker.consumer == "me"
         assert breaker.error == "DependencyDown: connection refused"
@@ -209,7 +204,7 @@ def test_it_is_reported_in_stats_events_and_the_log(make: Make, caplog: pytest.L
         assert shown is not None
         assert shown.error == breaker.error
         running.down.clear()
-        wait_until(lambda: q.stats().breakers == () and q.stats().depth == 0)
+        until(lambda: q.stats().breakers == () and q.stats().depth == 0)
     opened, closed = (r for r in caplog.records if r.getMessage().startswith("breaker"))
     assert opened.levelno == closed.levelno == logging.WARNING
     assert "handlers failed within 10 s" in opened.getMessage()
@@ -339,9 +334,9 @@ def test_it_works_for_child_processes_and_async_handlers(q: Queue, tmp_path: Pat
 def test_an_async_drain_skips_the_time_between_probes() -> None:
     clock = FakeClock()
     with strictq.open(":memory:", clock=clock) as q:
-        dependency = Dependency(200, 600.0, lambda: clock.now)
+        dependency = Dependency(KEYS, 600.0, lambda: clock.now)
         work = handle(dependency)
-        fill(q, 2000, 200)
+        fill(q, MESSAGES, KEYS)
 
         async def process(job: AsyncJob) -> None:
             work(job)
@@ -351,7 +346,7 @@ def test_an_async_drain_skips_the_time_between_probes() -> None:
 
         done = anyio.run(run)
         assert 600.0 <= done.seconds <= 610.0
-        assert judge(q, dependency, 2000, 200).good
+        assert judge(q, dependency, MESSAGES, KEYS).good
 
 
 def test_without_one_nothing_opens(make: Make) -> None:
@@ -375,10 +370,10 @@ def test_workers_of_some_keys_end_delays_of_those_keys(make: Make) -> None:
     for key in ("mine", "other"):
         q.send(b"x", key=key)
         q.receive(1)[0].nack(reason="an error")
-    assert q._operations.end_failure_delays(["mine", "no such key"], one=True) == 1
-    assert q._operations.end_failure_delays(["mine"]) == 0
+    assert q._storage.operate.end_failure_delays([encode_key("mine"), encode_key("no such key")], one=True) == 1
+    assert q._storage.operate.end_failure_delays([encode_key("mine")]) == 0
     assert [d.key for d in q.receive(10)] == ["mine"]
-    assert q._operations.end_failure_delays(None) == 1
+    assert q._storage.operate.end_failure_delays(None) == 1
     assert [d.key for d in q.receive(10)] == ["other"]
 
 
@@ -387,8 +382,8 @@ def test_many_delays_end_in_steps_over_all_shards(make: Make) -> None:
     send(q, 1000)
     q.nack_many(q.receive(1000, per_key=1))
     assert q.stats().delayed == 1000
-    assert q._operations.end_failure_delays(None, one=True) == 1
-    assert q._operations.end_failure_delays(None) == 999
+    assert q._storage.operate.end_failure_delays(None, one=True) == 1
+    assert q._storage.operate.end_failure_delays(None) == 999
     received = 0
     while found := q.receive(1000):  # a receive lists a bounded number of lanes whose delay is over
         received += len(found)
@@ -425,18 +420,18 @@ def test_one_tenants_outage_stops_that_tenants_messages_only(make: Make, kind: s
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        wait_until(lambda: any(b.group == "down" for b in q.stats().breakers))
+        until(lambda: any(b.group == "down" for b in q.stats().breakers))
         for n in range(30):
             q.send(b"x", key=f"well-{n}/a")
-        wait_until(lambda: q.stats().acks == 30)
+        until(lambda: q.stats().acks == 30)
         (shown,) = q.stats().breakers
         assert (shown.group, shown.error) == ("down", "DependencyDown: connection refused")
         assert worker.stats().breaker is not None
         explained = q.explain("down/59")
         assert explained.attempts <= 1
         down.clear()
-        wait_until(lambda: q.stats().depth == 0)
-        wait_until(lambda: q.stats().breakers == ())
+        until(lambda: q.stats().depth == 0)
+        until(lambda: q.stats().breakers == ())
     finally:
         worker.stop()
         thread.join(PATIENCE_SECONDS)
@@ -468,7 +463,7 @@ def test_a_worker_goes_on_after_an_outage_of_everything(make: Make, prepares: bo
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        wait_until(lambda: any(b.group == "busy" for b in q.stats().breakers))
+        until(lambda: any(b.group == "busy" for b in q.stats().breakers))
         sent = 40
 
         def worker_opens() -> bool:
@@ -477,9 +472,9 @@ def test_a_worker_goes_on_after_an_outage_of_everything(make: Make, prepares: bo
             sent += 4
             return any(b.group is None for b in q.stats().breakers)
 
-        wait_until(worker_opens)
+        until(worker_opens)
         down.clear()
-        wait_until(lambda: q.stats().depth == 0)
+        until(lambda: q.stats().depth == 0)
     finally:
         worker.stop()
         thread.join(PATIENCE_SECONDS)
@@ -500,7 +495,7 @@ def test_a_message_that_waits_for_its_group_is_charged_nothing_and_says_why(make
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        wait_until(lambda: q.stats().delayed == 100)
+        until(lambda: q.stats().delayed == 100)
     finally:
         worker.stop()
         thread.join(PATIENCE_SECONDS)

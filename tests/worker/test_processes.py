@@ -15,6 +15,7 @@ import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue, Worker
+from tests.support.running import PATIENCE_SECONDS
 from tests.worker import handlers
 
 
@@ -148,13 +149,13 @@ def test_a_program_that_is_not_guarded_says_so_instead_of_starting_itself_again_
     (tmp_path / "program.py").write_text(PROGRAM)
     with strictq.open(tmp_path / "queue", durability="process", config=strictq.QueueConfig(max_attempts=1)):
         pass
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert "if __name__ == '__main__':" in done.stderr
     assert "can start" in done.stderr
     assert done.returncode == 1
     guarded = PROGRAM.replace("with strictq", "if __name__ == '__main__':\n  with strictq").replace("\n    q.", "\n      q.")
     (tmp_path / "program.py").write_text(guarded.replace("\n    Worker", "\n      Worker"))
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr) == (0, "")
 
 

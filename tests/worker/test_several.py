@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import anyio
 import pytest
 
 import strictq
-from strictq import InvalidArgument, Job, Queue, QueueClosed, Worker
+from strictq import InvalidArgument, Job, Message, Queue, QueueClosed, Worker
 from strictq.testing import awaited
-from tests.support.campaign import wait_until
 from tests.support.queues import fill
+from tests.support.running import until
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_signal_stops_all_of_them(queues: list[Queue], kind: str) -> None:
     worker = Worker(queues, plain if kind == "plain" else asynchronous)
 
     def interrupt() -> None:
-        wait_until(lambda: worker.stats().acked == 2, "both queues to be worked on")
+        until(lambda: worker.stats().acked == 2, "both queues to be worked on")
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=interrupt)
@@ -125,6 +126,85 @@ def test_a_signal_stops_all_of_them(queues: list[Queue], kind: str) -> None:
     worker.run()
     thread.join()
     assert worker.stats().acked == 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "batch"])
+def test_they_share_the_slots(queues: list[Queue], kind: str) -> None:
+    for q in queues:
+        q.send_many([Message(b"", key=n) for n in range(30)])
+    lock, running, most = threading.Lock(), 0, 0
+
+    def count(change: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += change
+            most = max(most, running)
+
+    def plain(_job: object) -> None:
+        count(1)
+        time.sleep(0.001)
+        count(-1)
+
+    async def asynchronous(_job: Job) -> None:
+        count(1)
+        await anyio.sleep(0.001)
+        count(-1)
+
+    options: dict[str, Any] = {"concurrency": 3, "learn": False}
+    if kind == "batch":
+        worker = Worker(queues, process_batch=plain, batch_max=2, **options)
+    else:
+        worker = Worker(queues, plain if kind == "plain" else asynchronous, **options)
+    worker.run(drain=True)
+    assert 1 <= most <= 3
+    assert [q.stats().acks for q in queues] == [30, 30]
+
+
+@pytest.mark.parametrize("weights", [None, [3, 1], [1, 4.5]])
+def test_messages_start_in_proportion_to_the_weights(queues: list[Queue], weights: list[float] | None) -> None:
+    for q in queues:
+        q.send_many([Message(b"", key=n % 20) for n in range(100)])
+    seen: list[int] = []
+
+    def process(job: Job) -> None:
+        if not seen:
+            until(lambda: all(w._board.share.wants for w in worker.workers), "lanes of both queues to wait")
+            seen.clear()
+        seen.append([q.path for q in queues].index(job.queue_path))
+
+    worker = Worker(queues, process, concurrency=1, learn=False, weights=weights)
+    worker.run(drain=True)
+    part = 0.5 if weights is None else weights[0] / sum(weights)
+    assert seen[:60].count(0) == pytest.approx(60 * part, abs=8)
+    assert len(seen) == 200
+
+
+def test_a_quiet_queue_does_not_wait_for_a_deep_key_of_another(queues: list[Queue]) -> None:
+    queues[0].send_many([Message(b"", key="deep")] * 64)
+    seen: list[bool] = []
+
+    def process(job: Job) -> None:
+        if len(seen) == 1:
+            queues[1].send(b"", key="quiet")
+            until(lambda: worker.workers[1]._board.share.wants, "the quiet queue's lane to wait")
+        seen.append(job.key == "quiet")
+        if seen[-1] or len(seen) > 60:
+            worker.stop()
+
+    worker = Worker(queues, process, concurrency=1, learn=False)
+    worker.run()
+    assert seen.index(True) <= 4
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1], [1, True], [1, float("nan")], [1, "1"], 2, [1, 1, 1]])
+def test_wrong_weights_are_refused(queues: list[Queue], weights: Any) -> None:
+    with pytest.raises(InvalidArgument, match="weight"):
+        Worker(queues, print, weights=weights)
+
+
+def test_weights_need_several_queues(queues: list[Queue]) -> None:
+    with pytest.raises(InvalidArgument, match="weights are for several queues"):
+        Worker(queues[0], print, weights=[1.0])
 
 
 def test_no_queue_or_one_twice_is_refused(queues: list[Queue]) -> None:

@@ -15,14 +15,14 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, Worker
-from strictq._store.api import Storage
 from strictq.worker.estimates import Estimates
 from strictq.worker.limits import Limits
 from strictq.worker.prefetch import Buffer, Refill
 from strictq.worker.renewal import Leases
 from strictq.worker.schedule import Board
+from strictq.worker.source import LocalSource
 from strictq.worker.state import State
-from tests.support.campaign import ROOT, wait_until
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
 
 
 class Busy:
@@ -37,12 +37,12 @@ class Busy:
         self.thread = threading.Thread(target=self.worker.run)
 
     def process(self, job: Any) -> None:
-        self.go.wait(60.0)
+        self.go.wait(PATIENCE_SECONDS)
         self.done.append((job.key, job.seq, job.attempt))
 
     def __enter__(self) -> Busy:
         self.thread.start()
-        wait_until(lambda: self.worker.stats().running == 1 and self.worker.stats().buffered > 0, "the busy worker")
+        until(lambda: self.worker.stats().running == 1 and self.worker.stats().buffered > 0, "the busy worker")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +69,7 @@ def test_an_idle_receive_is_given_what_another_worker_has_not_started(make: Any)
 
         thread = threading.Thread(target=collect)
         thread.start()
-        thread.join(60.0)
+        thread.join(PATIENCE_SECONDS)
         assert len(got) == 7
         assert busy.worker.stats().running == 1
     assert sorted(key for key, _, _ in [*got, *busy.done]) == list(range(8))
@@ -105,7 +105,7 @@ def test_an_idle_worker_is_given_half_and_half_again(make: Any, prepares: bool) 
         other = Worker(q, lambda job: seen.append((job.key, job.seq, job.attempt)), prepare, concurrency=2)
         thread = threading.Thread(target=other.run)
         thread.start()
-        wait_until(lambda: len(seen) == 21, "the idle worker to have all lanes but one")
+        until(lambda: len(seen) == 21, "the idle worker to have all lanes but one")
         other.stop()
         thread.join()
     assert {key for key, _, _ in seen} | {key for key, _, _ in busy.done} == set(range(8))
@@ -135,7 +135,7 @@ def test_another_process_is_given_what_this_one_has_not_started(tmp_path: Path) 
         fill(q, lanes=8, each=2)
         with Busy(q) as busy:
             command = [sys.executable, "-c", PROGRAM, str(path), "14"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
             assert done.returncode == 0, done.stderr
             assert busy.done == []
         lines = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
@@ -149,14 +149,15 @@ def test_nobody_idle_nothing_handed_back(q: Queue, monkeypatch: pytest.MonkeyPat
     fill(q)
     with Busy(q) as busy:
         looked = []
-        whole = Storage.is_another_idle
+        waker = type(q._storage.waker)
+        whole = waker.is_another_idle
 
-        def look(self: Storage, name: int) -> bool:
+        def look(self: Any, name: int) -> bool:
             looked.append(whole(self, name))
             return looked[-1]
 
-        monkeypatch.setattr(Storage, "is_another_idle", look)
-        wait_until(lambda: len(looked) > 5, "the worker to look")
+        monkeypatch.setattr(waker, "is_another_idle", look)
+        until(lambda: len(looked) > 5, "the worker to look")
         assert not any(looked)
         assert busy.worker.stats().buffered == 7
 
@@ -174,11 +175,11 @@ def test_quick_work_is_not_handed_back(q: Queue, seconds: float, left: int) -> N
     fill(q, lanes=50)
     board = Board(Limits(concurrency=1), Estimates(given_process=seconds))
     board.add(q.receive(50, per_key=1), 0.0)
-    state = State(q, board, board.estimates, clock=lambda: 100.0)
-    buffer = Buffer(state, Leases(state), Refill(50, None, None, None, None))
+    state = State(LocalSource(q, clock=lambda: 100.0), board, board.estimates)
+    buffer = Buffer(state, Leases(state), Refill(50))
     board.take_work()
     assert not buffer.share(100.0), "nobody is idle"
-    q._storage.show_idle()
+    q._storage.waker.show_idle()
     assert buffer.share(100.0) is (left < 49)
     assert board.buffered == left
     assert not buffer.share(100.0), "not again at once"

@@ -14,8 +14,9 @@ import pytest
 
 import strictq
 from strictq import Worker
-from tests.support.campaign import PATIENCE_SECONDS, ROOT, Campaign, tally, wait_until
+from tests.support.campaign import Campaign, tally
 from tests.support.history import Event, Invoke
+from tests.support.running import PATIENCE_SECONDS, ROOT, until
 
 
 class Workers(Campaign):
@@ -43,7 +44,7 @@ class Workers(Campaign):
         for _ in range(processes):
             self.start()
         for worker in self.workers:
-            wait_until(lambda w=worker: self.written(w) > 4000 or w.poll() is not None, "a worker to begin")
+            until(lambda w=worker: self.written(w) > 4000 or w.poll() is not None, "a worker to begin")
         end = time.monotonic() + seconds
         # Then quietly, until handlers in processes of their own had their part: on a busy machine they take long to start.
         while (disturb := time.monotonic() < end) or (
@@ -101,11 +102,12 @@ def campaign(tmp_path: Path) -> Iterator[Workers]:
     campaign.abandon()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shards", [1, 2])
 def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> None:
     campaign.shards, campaign.seed = shards, shards
     campaign.create()
-    campaign.tend(3, 5.0)
+    campaign.tend(3, 3.0)
     campaign.end()
     counts = tally(campaign.settle())
     for verb in ("send", "receive", "ack", "start", "transact", "nack"):
@@ -114,11 +116,12 @@ def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> Non
     assert campaign.makers() - campaign.pids, "handlers in processes of their own"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shards", [1, 2])
 def test_batches_that_fail_in_part_and_as_a_whole(campaign: Workers, shards: int) -> None:
     campaign.shards, campaign.seed, campaign.kinds = shards, shards + 10, ("batch", "async batch")
     campaign.create()
-    campaign.tend(3, 5.0, any_process=True)
+    campaign.tend(3, 3.0, any_process=True)
     campaign.end()
     counts = tally(campaign.settle())
     for verb in ("send", "receive", "ack", "start", "transact", "nack", "reject"):
@@ -145,7 +148,7 @@ def test_a_message_that_kills_its_process_ends_as_poison_and_its_neighbours_do_n
     with strictq.open(path) as q:
         seen: list[int] = []
         worker = Worker(q, lambda job: seen.append(job.attempt))
-        wait_until(lambda: _drained(q, seen), "the leases of the dead to end")
+        until(lambda: _drained(q, seen), "the leases of the dead to end")
         assert worker.stats().acked == 0
         (dead,) = q.dead_letters()
         assert (dead.body, dead.kind, dead.attempts) == (b"kill", "poison", 3)

@@ -20,9 +20,11 @@ import trio
 
 import strictq
 from strictq import Defer, InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Worker
+from tests.support.running import PATIENCE_SECONDS, until
 
+LEASED_SECONDS = 1.2
+"""Of a handler that runs for longer than its lease, which is 1 s: it is extended some times meanwhile."""
 Kind = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
-PATIENCE_SECONDS = 30.0
 TIMEOUT_SECONDS = 1.0
 """Of a handler that hangs; on a busy machine one that does not takes some tenths of it."""
 
@@ -48,13 +50,6 @@ def in_thread(worker: Worker, **options: Any) -> threading.Thread:
     thread = threading.Thread(target=worker.run, kwargs=options)
     thread.start()
     return thread
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("prepares", [False, True])
@@ -225,7 +220,9 @@ def test_what_a_handler_says_is_kept_with_the_record(make: Any, kind: Kind) -> N
     assert {r.key: r.output for r in records} == {"a": "read b'plain'\nwrote", "b": "read b'with effects'\nwrote", "c": None}
 
 
-def test_status_shows_what_a_handler_that_runs_has_said(make: Any, kind: Kind) -> None:
+def test_status_shows_what_a_handler_that_runs_has_said(make: Any, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("settling", "loop"):
+        monkeypatch.setattr(f"strictq.worker.{module}.NOTE_SECONDS", 0.02)
     q = make()
     q.send(b"", key="k")
     seen = []
@@ -233,9 +230,7 @@ def test_status_shows_what_a_handler_that_runs_has_said(make: Any, kind: Kind) -
     def process(job: Job) -> None:
         for n in range(2):
             job.output(f"step {n}")
-            end = time.monotonic() + 30.0
-            while not str(q.status("k", 1).last_output).endswith(f"step {n}") and time.monotonic() < end:
-                time.sleep(0.02)
+            until(lambda n=n: str(q.status("k", 1).last_output).endswith(f"step {n}"))  # type: ignore[misc]
             seen.append((q.status("k", 1).state, q.status("k", 1).last_output))
 
     # In an event loop's thread nothing else runs while a handler blocks; the keeper has a thread of its own.
@@ -401,7 +396,7 @@ def test_a_message_that_arrives_while_its_lane_is_at_work_is_prepared_meanwhile(
     thread = in_thread(worker)
     assert go.wait(PATIENCE_SECONDS)
     q.send(b"", key="k")
-    wait_for(lambda: worker.stats().acked == 2)
+    until(lambda: worker.stats().acked == 2)
     worker.stop()
     thread.join()
     assert q.stats().redeliveries == 0
@@ -438,7 +433,7 @@ def test_a_handler_that_hangs_is_given_up_and_nothing_of_it_happens(make: Any, k
     else:
         worker = Worker(q, process, timeout_seconds=TIMEOUT_SECONDS, concurrency=1)
     thread = in_thread(worker)
-    wait_for(lambda: worker.stats().acked == 2)
+    until(lambda: worker.stats().acked == 2)
     release.set()
     assert zombie_done.wait(PATIENCE_SECONDS)
     worker.stop()
@@ -456,11 +451,11 @@ def test_leases_are_extended_while_handlers_run(make: Any, kind: Kind) -> None:
 
     async def slow(job: Any) -> None:
         seen.append(job.attempt)
-        await anyio.sleep(1.8)
+        await anyio.sleep(LEASED_SECONDS)
 
     def slow_plain(job: Any) -> None:
         seen.append(job.attempt)
-        time.sleep(1.8)
+        time.sleep(LEASED_SECONDS)
 
     Worker(q, slow if kind is awaited else slow_plain, lease_seconds=1.0).run(drain=True)
     assert seen == [1]
@@ -473,14 +468,14 @@ def test_a_lease_lost_in_mid_flight_cancels_its_job(make: Any, kind: Kind) -> No
     began, cancelled = threading.Event(), threading.Event()
 
     def process(job: Job) -> None:
-        if job.attempt > 1:
+        if began.is_set():  # the second hand-off; what was released has its first attempt again
             return
         began.set()
-        wait_for(lambda: job.cancelled)
+        until(lambda: job.cancelled)
         cancelled.set()
 
     async def handler(job: Any) -> None:
-        if job.attempt > 1:
+        if began.is_set():
             return
         began.set()
         try:
@@ -498,7 +493,7 @@ def test_a_lease_lost_in_mid_flight_cancels_its_job(make: Any, kind: Kind) -> No
     assert cancelled.wait(PATIENCE_SECONDS)
     if other is not None:
         other.ack()
-    wait_for(lambda: q.stats().depth == 0)
+    until(lambda: q.stats().depth == 0)
     worker.stop()
     thread.join()
     assert worker.stats().lost >= 1
@@ -522,9 +517,9 @@ def test_stop_finishes_what_runs_and_gives_back_the_rest(q: Queue, kind: Kind) -
     worker = Worker(q, handler if kind is awaited else process, concurrency=2)
     thread = in_thread(worker)
     assert began.wait(PATIENCE_SECONDS)
-    wait_for(lambda: worker.stats().running == 2)
+    until(lambda: worker.stats().running == 2)
     worker.stop()
-    wait_for(lambda: worker.stats().buffered == 0)
+    until(lambda: worker.stats().buffered == 0)
     go.set()
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
@@ -576,7 +571,7 @@ def test_a_prepare_that_hangs_keeps_nobody_from_stopping(make: Any, kind: Kind, 
     def process(job: Job) -> None:
         assert hangs.wait(PATIENCE_SECONDS)
         if ends != "deadline":  # else it is waited for no longer, either
-            wait_for(lambda: worker._stop is not None or q._storage.closed)
+            until(lambda: worker._stop is not None or q._storage.closed)
 
     async def process_async(job: Any) -> None:
         await anyio.to_thread.run_sync(process, job)
@@ -616,7 +611,7 @@ def test_a_prepare_at_work_is_waited_for_at_the_stop(q: Queue, kind: Kind) -> No
     thread = in_thread(worker)
     assert began.wait(PATIENCE_SECONDS)
     worker.stop()
-    wait_for(lambda: q.stats().in_flight == 0)  # its message is given back at once
+    until(lambda: q.stats().in_flight == 0)  # its message is given back at once
     assert thread.is_alive()
     go.set()
     thread.join(PATIENCE_SECONDS)
@@ -806,8 +801,11 @@ def test_handlers_must_take_the_job(q: Queue, handler: Any) -> None:
 
 
 def test_not_a_queue() -> None:
+    with pytest.raises(InvalidArgument, match="not the URL of a queue") as caught:
+        Worker("orders.strictq", sync_handler)
+    assert caught.value.hint_code == "open_directory"
     with pytest.raises(InvalidArgument, match="Queue"):
-        Worker("orders.strictq", sync_handler)  # type: ignore[arg-type]
+        Worker(7, sync_handler)  # type: ignore[arg-type]
 
 
 def test_run_inside_an_event_loop(q: Queue) -> None:
@@ -866,7 +864,7 @@ def test_a_queue_that_is_closed_under_a_worker(q: Queue) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_for(lambda: worker._keeper is not None)
+    until(lambda: worker._keeper is not None)
     q.close()
     thread.join(PATIENCE_SECONDS)
     assert len(errors) == 1

@@ -17,8 +17,9 @@ from typing import Any
 
 import strictq
 from strictq import Queue, Worker
-from strictq._receiving import Receiving
-from strictq._settling import Settling
+from strictq._client.receiving import Receiving
+from strictq._client.settling import Settling
+from strictq.batch import Batch
 from strictq.delivery import Delivery
 from tests.support.history import OK, Act, Recorder, Tx, Wanted
 from tests.support.recorded import Recorded, _sent
@@ -28,16 +29,16 @@ from tests.worker import chaos
 LEASE_SECONDS = 0.5
 
 
-class RecordedReceiving(Receiving):
+class RecordedReceiving(Receiving[Batch]):
     """Writes down what a worker receives."""
 
     recorded: Recorded
 
-    def receive_now(self, out: Any, request: Any, *, wait_for_busy: bool, joined: Any = None) -> Any:
+    def receive_now(self, out: Any, request: Any, *, wait_for_busy: bool, joined: Any = None, live: Any = None) -> Any:
         recorder = self.recorded.recorder
         call = recorder.invoke("receive", [Wanted(int(self.recorded.queue.config.lease_seconds * 10**9))])
         try:
-            soonest = super().receive_now(out, request, wait_for_busy=wait_for_busy, joined=joined)
+            soonest = super().receive_now(out, request, wait_for_busy=wait_for_busy, joined=joined, live=live)
         except strictq.StrictqError as e:
             recorder.result(call, "receive", type(e).__name__)
             raise
@@ -126,7 +127,7 @@ def recorded_queue(plain: Queue, recorder: Recorder) -> tuple[Queue, Recorded]:
     settling = RecordedSettling(client.storage)
     settling.recorder, settling.recorded = recorder, recorded
     client.settling = settling
-    receiving = RecordedReceiving(client)
+    receiving = RecordedReceiving(client, Batch)
     receiving.recorded = recorded
     queue._receiving = receiving
     return queue, recorded

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import strictq
-from strictq.worker.timeline import Timeline
+from strictq.demo.timeline import Timeline
 
 PREPARE_SECONDS = {1: 0.03, 2: 0.03, 3: 0.06, 4: 0.03, 5: 0.03}
 PROCESS_SECONDS = {1: 0.10, 2: 0.20, 3: 0.10, 4: 0.05, 5: 0.15}

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 import apsw
 
-from ... import _hints as hints
-from ..._errors import ConfigError, InvalidArgument, MessageTooLarge, QueueFull
 from ..._sql import APPLIED
-from ..commit.tx import SECOND, Tx
+from ..._values import hints
+from ..._values.errors import ConfigError, InvalidArgument, MessageTooLarge, QueueFull
+from ..commit.tx import SECOND
+from ..shard.shard_lanes import Tx
 from .insert import BulkRows, append
 
 JOB: Final = "job "

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from operator import itemgetter
+from typing import Final
 
-from ..._errors import InvalidArgument
+from ..._values.errors import InvalidArgument, StoreBusy
 from ..commit.calls import bound
-from ..shard import history
-from ..shard.columns import PackedColumns
-from ..shard.leases import KEY, Row
-from ..shard_file import Shard
-from ..store import Store
+from ..lane.ranges import Rerouted, hash_of
+from ..shard import history, moving
+from ..shard.leases import KEY, PackedColumns, Row
+from ..shard.shard_file import Shard
+from ..whole.moving import Moving
+from ..whole.store import Store
 from . import applied, scan, staging
 from .applied import Applied, Size, StreamBatch, Token
 from .columns import BlockSize, ListedColumns, MessageRange, listed
 from .insert import BulkRows
 from .staging import Staging
 
+PLANS_MAX: Final = 20
 _key = itemgetter(KEY)
 
 
@@ -46,15 +50,23 @@ class Bulk:
         Raises:
             StoreError: a shard can't be read.
         """
-        of: dict[int, list[bytes]] = {}
-        for key in keys or ():
-            of.setdefault(self.shard_of(key), []).append(key)
-        shards = self._store.shards if keys is None else [self._store.shards[number] for number in sorted(of)]
-        return [
-            part
-            for shard in shards
-            for part in scan.ranges(shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number])
-        ]
+        for _ in range(PLANS_MAX):
+            self._store.refresh_settings()
+            before = self._departed()
+            of = {} if keys is None else self._store.places_of(keys)
+            shards = self._store.shards if keys is None else [self._store.shards[number] for number in sorted(of)]
+            found = [
+                part
+                for shard in shards
+                for part in scan.ranges(shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number])
+            ]
+            if self._departed() == before:
+                return found
+        raise StoreBusy("ranges of keys are moving", shard=-1)
+
+    def _departed(self) -> list[int]:
+        """Return, for each shard, a number that grows with each step in which lanes leave it."""
+        return [shard.read(moving.departed) for shard in self._store.shards]
 
     def read(self, part: MessageRange, wanted: Collection[str], size: BlockSize) -> Iterator[PackedColumns | ListedColumns]:
         """Read the messages of a range that still exist: each once, in order within a key. Nothing is leased.
@@ -66,6 +78,7 @@ class Bulk:
             size: of listed blocks. Packed ones have some thousand messages.
         Raises:
             InvalidArgument: this is not a range of this queue.
+            StoreBusy: lanes have left the shard since the plan. What was read of it is not whole; plan anew.
             StoreError: the shard can't be read.
         """
         shard = self._shard(part.shard)
@@ -81,13 +94,22 @@ class Bulk:
 
     # ---- batches that are written exactly once
 
+    def still(self) -> AbstractContextManager[None]:
+        """Return a context in which no range moves, and `shard_of` is right. None moves while a decided batch is incomplete.
+
+        Raises:
+            MoveInProgress: a range has been moving for long.
+        """
+        return Moving(self._store).still()
+
     def shard_of(self, key: bytes) -> int:
         """Return the shard of a stored key."""
         return self._store.shard_of(key).number
 
     def home(self, token: Token) -> int:
-        """Return the shard that decides about a writer's batches."""
-        return self.shard_of(b"applied " + token.writer.encode())
+        """Return the shard that decides about a writer's batches. It stays the same one when ranges move."""
+        topology = self._store.topology
+        return 0 if len(topology) == 1 else topology.owner(hash_of(b"applied " + token.writer.encode()))
 
     def known(self, token: Token) -> Applied | None:
         """Return the decision about a batch. None: there is none yet.
@@ -111,7 +133,7 @@ class Bulk:
             ConfigError: as for `known`.
         """
         shard = self._shard(self.home(token))
-        elsewhere = self._store.depth_elsewhere(shard)
+        elsewhere = self._store.elsewhere(shard).messages
         self._store.require_room(shard)
         decided = shard.run(bound(applied.decide, token, size, files, elsewhere, origin))
         shard.sync()
@@ -125,7 +147,8 @@ class Bulk:
         """
         to = self._shard(shard)
         self._store.require_room(to)
-        to.run(bound(applied.put, token, part, rows))
+        with self._unmoved(to):
+            to.run(bound(applied.put, token, part, rows))
 
     def bound_cache(self, shard: int, kib: int) -> None:
         """Let the connection that writes to a shard cache so much of the file at most, from now on."""
@@ -138,9 +161,23 @@ class Bulk:
             QueueFull, MessageTooLarge, InvalidArgument, ConfigError: as for `decide`.
         """
         shard = self._shard(self.home(token))
-        elsewhere = self._store.depth_elsewhere(shard)
+        elsewhere = self._store.elsewhere(shard).messages
         self._store.require_room(shard)
-        return shard.run(bound(applied.put_whole, token, size, rows, elsewhere, origin))
+        with self._unmoved(shard):
+            return shard.run(bound(applied.put_whole, token, size, rows, elsewhere, origin))
+
+    @contextmanager
+    def _unmoved(self, shard: Shard) -> Iterator[None]:
+        """Refuse a part with keys whose range has moved since the batch was divided.
+
+        Raises:
+            StoreBusy: nothing of the part was written. The next attempt divides the batch anew.
+        """
+        try:
+            yield
+        except Rerouted as e:
+            self._store.learn(e)
+            raise StoreBusy("a range of its keys has moved", shard=shard.number) from None
 
     def require_repeat(self, token: Token, origin: StreamBatch, *, unknown: bool) -> None:
         """Verify that a written batch repeats this batch of a stream. The next repeat is compared with this execution.

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ..commit.tx import Tx
 from ..shard import sending
 from ..shard.messages import Item
+from ..shard.shard_lanes import Tx
 
 CHUNK_ROWS: Final = 16_384
 """The number of messages that are sent at once."""

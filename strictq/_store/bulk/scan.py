@@ -18,17 +18,16 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from ..._errors import InvalidArgument, StoreCorrupt
-from ..._keys import ASIDE, is_keyless
 from ..._sql import SCAN, choose
+from ..._values.errors import InvalidArgument, StoreBusy, StoreCorrupt
+from ..._values.keys import ASIDE, is_keyless
 from ..commit.calls import bound
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
-from ..shard import columns, message_opts
-from ..shard.columns import PackedColumns
-from ..shard.leases import Row
+from ..shard import columns, message_opts, moving
+from ..shard.leases import PackedColumns, Row
+from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
-from ..shard_file import Shard
 from .columns import MessageRange
 
 STEP: Final = 10_000
@@ -50,18 +49,20 @@ class Span(NamedTuple):
 
     Attributes:
         newest: arrival number of the newest message that belongs to it.
+        departed: the number of the newest parcel of lanes that had left the shard.
         begin, end: the first key, and the one behind the last.
         keys: only these, ascending; empty: all.
     """
 
     newest: int
+    departed: int
     begin: bytes
     end: bytes
     keys: tuple[bytes, ...] = ()
 
     def place(self) -> tuple[int, ...]:
         """Return it as whole numbers."""
-        numbers = [self.newest]
+        numbers = [self.newest, self.departed]
         for key in (self.begin, self.end, *self.keys):
             numbers.append(len(key))
             numbers += [int.from_bytes(key[at : at + _NUMBER_BYTES], "big") for at in range(0, len(key), _NUMBER_BYTES)]
@@ -76,7 +77,7 @@ class Span(NamedTuple):
         """
         keys: list[bytes] = []
         try:
-            newest, at = place[0], 1
+            (newest, departed), at = place[:2], 2
             while at < len(place):
                 left, key = place[at], b""
                 at += 1
@@ -88,7 +89,16 @@ class Span(NamedTuple):
             begin, end, *some = keys
         except (IndexError, ValueError, OverflowError) as e:
             raise InvalidArgument("this is no range of messages that a queue has planned") from e
-        return cls(newest, begin, end, tuple(some))
+        return cls(newest, departed, begin, end, tuple(some))
+
+    def require(self, db: apsw.Connection, shard: int) -> None:
+        """Verify that no lane has left since the plan.
+
+        Raises:
+            StoreBusy: one has. The other shard leaves it out, because it arrived there after the plan.
+        """
+        if moving.departed(db) != self.departed:
+            raise StoreBusy("a range of its keys has moved since the read was planned", shard=shard)
 
 
 # ---- the plan
@@ -100,18 +110,23 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
     Args:
         keys: only the messages of these keys of the shard, in one range; None: all.
     """
-    newest, messages = shard.view(lambda lanes: (lanes.memory.top, _count(lanes, dead=dead)))
+    newest, departed, messages = shard.view(lambda lanes: (lanes.memory.top, moving.departed(lanes.db), _count(lanes, dead=dead)))
     if keys is not None:
-        some = tuple(sorted(shard.view(lambda lanes: [key for key in keys if lanes.loader.lane(key).tail])))
-        spans = [Span(newest, some[0], END, some)] if some else []
+        some = tuple(sorted(shard.view(bound(_with_lanes, keys))))
+        spans = [Span(newest, departed, some[0], END, some)] if some else []
     elif not messages:
         spans = []
     else:
         # Tasks of one size: a last task with few messages would cost as much to start as any.
         parts = max(1, round(messages / per_task))
         cuts = list(_cuts(_depths(shard, dead=dead), -(-messages // parts))) if parts > 1 else []
-        spans = [Span(newest, begin, end) for begin, end in zip([b"", *cuts], [*cuts, END], strict=True)]
+        spans = [Span(newest, departed, begin, end) for begin, end in zip([b"", *cuts], [*cuts, END], strict=True)]
     return [MessageRange(shard.number, dead, span.place()) for span in spans]
+
+
+def _with_lanes(lanes: ShardLanes, keys: Collection[bytes]) -> list[bytes]:
+    lanes.loader.replays = True  # a key that was never used is in no shard of a move
+    return [key for key in keys if lanes.loader.lane(key).tail]
 
 
 def _count(lanes: ShardLanes, *, dead: bool) -> int:
@@ -202,6 +217,7 @@ class _Pending:
 
     def step(self, lanes: ShardLanes) -> PackedColumns | list[Row] | None:
         """Read the next step. None: it has no message."""
+        self._span.require(lanes.db, lanes.shard)
         chosen: Chosen = []
         tried: dict[int, int] = {}
         room, newest = STEP, self._span.newest
@@ -356,18 +372,19 @@ def _dead(shard: Shard, span: Span) -> Iterator[list[Row]]:
     for begin, end in spans:
         at: tuple[bytes, int] | None = (begin, 0)
         while at is not None:
-            rows, at = shard.look(bound(_some_dead, at, end, span.newest, shard.number))
+            rows, at = shard.look(bound(_some_dead, at, end, span, shard.number))
             if rows:
                 yield rows
 
 
 def _some_dead(
-    db: apsw.Connection, at: tuple[bytes, int], end: bytes, newest: int, shard: int
+    db: apsw.Connection, at: tuple[bytes, int], end: bytes, span: Span, shard: int
 ) -> tuple[list[Row], tuple[bytes, int] | None]:
     """Return the next dead letters, and the position behind them. None: there are no more."""
+    span.require(db, shard)
     rows: list[Row] = []
     left = STEP_BYTES
-    cursor = db.execute(SCAN.dead, (*at, end, newest, STEP))
+    cursor = db.execute(SCAN.dead, (*at, end, span.newest, STEP))
     try:
         for key, i, seq, sent_at, opts, body, attempts, *died in cursor:
             message: MessageRow = (i, key, seq, sent_at, None, None, opts, body)

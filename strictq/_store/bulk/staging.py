@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ... import _hints as hints
-from ..._errors import StoreError
-from ..._files import failure, open_regular, remove_tree, sync_directory, typed
+from ..._platform.files import failure, open_regular, remove_tree, sync_directory, typed
+from ..._values import hints
+from ..._values.errors import StoreError
 
 try:
     import fcntl

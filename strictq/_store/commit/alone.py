@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from ... import _hints as hints
-from ..._errors import ForkedProcess
+from ..._values import hints
+from ..._values.errors import ForkedProcess
 from .calls import whoami
 from .connection import BUSY_SECONDS, after_commit
-from .tx import Tx
-
-if TYPE_CHECKING:
-    from .writer import Writer
+from .tx import AnyTx
+from .writer import Writer
 
 
 class Alone:
@@ -27,10 +24,10 @@ class Alone:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._held: list[bool] = []
-        self._tx: Tx | None = None
+        self._tx: AnyTx | None = None
         self._began = 0.0
 
-    def begin(self) -> Tx:
+    def begin(self) -> AnyTx:
         """Acquire the shard, and begin.
 
         Raises:
@@ -57,7 +54,7 @@ class Alone:
             self._require_ours(self._tx)
         return self._writer._undo(error, of_program=True)
 
-    def _require_ours(self, tx: Tx) -> None:
+    def _require_ours(self, tx: AnyTx) -> None:
         """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""
         if self._writer._db is not tx.db:
             raise ForkedProcess("the process forked inside an open transaction; nothing was changed", hint=hints.FORK_OUTSIDE)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import apsw
 
-from ... import _hints as hints
-from ..._errors import InvalidArgument
 from ..._sql import FORMAT_3
+from ..._values import hints
+from ..._values.errors import InvalidArgument
 from ..disk.stored import is_of_sqlite
 
 PREFIX: Final = "app_"

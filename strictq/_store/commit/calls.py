@@ -8,15 +8,15 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from ... import _hints as hints
-from ... import _process
-from ..._errors import InvalidArgument
-from .tx import Tx
+from ..._platform import process as _process
+from ..._values import hints
+from ..._values.errors import InvalidArgument
+from .tx import AnyTx
 
 T = TypeVar("T")
 On = TypeVar("On")
 Rest = TypeVarTuple("Rest")
-Operation = Callable[[Tx], T]
+Operation = Callable[[AnyTx], T]
 """A function that runs inside a write transaction."""
 
 transaction_of: ContextVar[object | None] = ContextVar("strictq_transaction", default=None)
@@ -110,9 +110,9 @@ def is_mine(owner: object) -> bool:
 class Mergeable(Protocol):
     """An operation that can be run together with others of its kind at a lower cost than separately."""
 
-    def __call__(self, tx: Tx) -> Any: ...
+    def __call__(self, tx: AnyTx) -> Any: ...
 
-    def together(self, tx: Tx, others: list[Any]) -> list[Any]:
+    def together(self, tx: AnyTx, others: list[Any]) -> list[Any]:
         """Run these operations in order, this one first, and return their results. Run all of them, or raise an exception."""
         ...
 

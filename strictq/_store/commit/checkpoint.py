@@ -9,15 +9,12 @@ from typing import Final, Protocol
 
 import apsw
 
-from ... import _files as files
-from ..._clock import Clock
-from ..._errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
-from ..._log import log
+from ..._platform import files
+from ..._platform.clock import Clock
+from ..._platform.log import log
 from ..._sql import LOG, SHARD, TABLES
-from .. import migrate
-from ..catalog import Catalog
+from ..._values.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull
 from ..disk import checksums, layout, wal_file
-from ..migrating import counters
 from .connection import Durability, LockWait, at_once, failed_sync, leak, no_room, translate
 from .tx import TOKEN_BITS
 from .writer import Writer
@@ -42,7 +39,6 @@ More than are issued between two syncs; 65,536 such skips fit into a boot.
 class WalHost(Protocol):
     """What the WAL of a shard needs from its queue."""
 
-    catalog: Catalog
     stored_durability: Durability
     read_only: bool
     short_of_space: bool
@@ -61,11 +57,13 @@ class ShardWal:
 
     Args:
         connect: opens another connection to the shard.
+        shards: the number of the queue's shards, which share the limit.
     """
 
     def __init__(
-        self, host: WalHost, shard: int, path: Path | None, writer: Writer, connect: Callable[..., apsw.Connection]
-    ) -> None:
+        self, host: WalHost, shard: int, path: Path | None, writer: Writer, connect: Callable[..., apsw.Connection],
+        *, durability: Durability, shards: int,
+    ) -> None:  # fmt: skip
         self.pages = 0
         self.stuck = False
         """Whether the last checkpoint found no room on the disk."""
@@ -74,15 +72,19 @@ class ShardWal:
         self._path = path
         self._writer = writer
         self._connect = connect
-        self._checkpoint_at = max(WAL_PAGES // len(host.catalog.topology), WAL_PAGES_MIN)
-        self._most = WAL_GROWTH * self._checkpoint_at
+        self._durability = durability
+        self._shards = shards
+        self._checkpoint_at = max(WAL_PAGES // shards, WAL_PAGES_MIN)
+        self.pages_max = WAL_GROWTH * self._checkpoint_at
         """Limit in pages. It is lower if the disk has little room: a checkpoint may have to add all of them to the database."""
+        self.cramped = False
+        """Whether the disk has little room left."""
         self._looked_at = 0
         self._quiet_to = 0
         """Commits up to this page of the WAL need no action."""
         self._checkpointer: apsw.Connection | None = None
         self._mark: wal_file.Mark | None = None
-        self._full = host.catalog.durability == "full"
+        self._full = durability == "full"
         self._boot = b"" if path is None else wal_file.boot_tag(host.clock.boot_id())
         self._noted = False
         """Whether the mark says that the WAL has frames."""
@@ -117,16 +119,17 @@ class ShardWal:
             wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, mark)
             self._mark = mark
 
-    def drop_torn(self, db: apsw.Connection) -> None:
+    def drop_torn(self, db: apsw.Connection, epoch: int | None) -> None:
         """Truncate what a power cut left behind the WAL's last commit, and sync that. Called at the first open after a boot.
 
         New frames continue the checksums of the commits before them. If a second power cut tears them, old frames behind them
-        could
-        become valid again, and with those the commits that were lost.
+        could become valid again, and with those the commits that were lost.
+
+        Args:
+            epoch: of the last write that began one. None: the row that has it is missing.
         """
-        epoch = self._epoch(db)
         if self._path is None or self._host.read_only or epoch is None:
-            return  # without its counter row nothing is written to the shard; check() reports it
+            return  # without that row nothing is written to the shard; check() reports it
         if epoch >= self._host.epoch:
             return  # this boot has written to the shard already
         try:
@@ -134,13 +137,6 @@ class ShardWal:
                 layout.cut_wal(self._path, end)
         except OSError as e:
             raise files.failure("its WAL could not be truncated", e, self._shard) from e
-
-    def _epoch(self, db: apsw.Connection) -> int | None:
-        """Return the epoch of the last write that began one. None: the row that has it is missing."""
-        if migrate.version_of(db, migrate.SHARD_ID) < migrate.ONE_LANE:
-            return counters.epoch(db)
-        known: int | None = db.execute(TABLES.epoch).get
-        return known
 
     @contextmanager
     def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:
@@ -249,18 +245,18 @@ class ShardWal:
         self._looked_at = pages
         free = files.free_bytes(self._path)
         if free is not None:
-            room = (free - ROOM_BYTES) // (2 * PAGE_BYTES * len(self._host.catalog.topology))
-            self._most = min(max(room, SHORT_WAL_PAGES), WAL_GROWTH * self._checkpoint_at)
+            room = (free - ROOM_BYTES) // (2 * PAGE_BYTES * self._shards)
+            self.pages_max = min(max(room, SHORT_WAL_PAGES), WAL_GROWTH * self._checkpoint_at)
+            self._set_stuck(self.stuck)
 
     @property
     def overgrown(self) -> bool:
         """Whether writers must wait for a checkpoint."""
-        return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._most)
+        return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self.pages_max)
 
-    @property
-    def cramped(self) -> bool:
-        """Whether the disk has little room left."""
-        return self.stuck or self._most < WAL_GROWTH * self._checkpoint_at
+    def _set_stuck(self, stuck: bool) -> None:
+        self.stuck = stuck
+        self.cramped = stuck or self.pages_max < WAL_GROWTH * self._checkpoint_at
 
     def has_room(self, size: int) -> bool:
         """Return whether a checkpoint could bring this many more bytes into the database."""
@@ -288,7 +284,7 @@ class ShardWal:
             if self._writer.distrusted:
                 self._writer.use(lambda _db: None)  # reopens it, since the WAL must be on the disk before a checkpoint
             if self._checkpointer is None:
-                self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
+                self._checkpointer = self._connect(self._durability, cache_kib=256)
                 checksums.require(self._checkpointer, self._shard)
                 # A connection that never read the database checkpoints nothing.
                 self._checkpointer.execute(SHARD.has_meta).fetchall()
@@ -296,7 +292,7 @@ class ShardWal:
             if done < pages or self.pages > pages:
                 pages, done = self._writer.use(self._finish_checkpoint, seconds)
             if pages == done:
-                self.stuck = False
+                self._set_stuck(False)
                 self.mark(self._checkpointer)
             return pages, done
         except OSError as e:
@@ -308,7 +304,7 @@ class ShardWal:
             if failed_sync(e):
                 self._writer.distrust()
             ours = translate(e, self._shard, self._checkpointer)
-            self.stuck = isinstance(ours, StoreFull)
+            self._set_stuck(isinstance(ours, StoreFull))
             raise ours from e
 
     def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:

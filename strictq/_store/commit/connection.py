@@ -13,11 +13,20 @@ from typing import Final, Literal, NoReturn
 
 import apsw
 
-from ... import _files as files
-from ... import _hints as hints
-from ..._errors import ConfigError, InvalidArgument, OutcomeUnknown, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from ..._platform import files
+from ..._values import hints
+from ..._values.errors import (
+    ConfigError,
+    InvalidArgument,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StrictqError,
+)
 from ..disk import checksums
-from ..disk.stored import is_of_c, is_of_sqlite
+from ..disk.stored import OF_PYTHON, is_of_c, is_of_sqlite
 
 Durability = Literal["full", "process"]
 
@@ -215,11 +224,26 @@ def check_file(path: Path, shard: int, *, writing: bool) -> None:
         files.require_regular(file, found, writing=writing or part == "-shm", shard=shard)
 
 
-OF_PYTHON: Final = (OverflowError, UnicodeError)
-"""Python's own classes that apsw raises: for a number or a text that it cannot bind, and for a stored text that is not UTF-8.
+@contextmanager
+def in_write_transaction(db: apsw.Connection) -> Iterator[None]:
+    """Run the block in a write transaction, for queue.db and for files that no process has open yet.
 
-For a value of a type that SQLite does not have, see `_refuse_binding`.
-"""
+    Raises:
+        OutcomeUnknown: the COMMIT failed, and may have taken effect.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    try:
+        db.execute("COMMIT")
+    except (apsw.BusyError, apsw.FullError):
+        raise  # the journal was not deleted, so closing the connection rolls it back
+    except apsw.Error as e:
+        raise OutcomeUnknown(f"COMMIT failed: {e}", shard=-1, cause=e) from e
 
 
 def translate(error: BaseException, shard: int, db: apsw.Connection | None = None) -> BaseException:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 from weakref import ref
 
-from ..._errors import StoreBusy, StoreError
+from ..._values.errors import StoreBusy, StoreError
 from .calls import Call, nobody
-from .tx import Tx
+from .tx import AnyTx
 
 GROUP_MAX: Final = 1000
 GATHER_TURNS: Final = 32
@@ -34,8 +34,8 @@ class Grouping:
 
     def __init__(
         self,
-        locked: Callable[[Callable[[], Tx], float], Tx],
-        run: Callable[[list[Call], Callable[[], None], bool], Tx],
+        locked: Callable[[Callable[[], AnyTx], float], AnyTx],
+        run: Callable[[list[Call], Callable[[], None], bool], AnyTx],
         shard: int,
     ) -> None:
         self._locked = locked
@@ -55,7 +55,7 @@ class Grouping:
         """Whether callers share commits: one of them commits or waits to, or several shared the last one."""
         return self._group_size > 1 or self._leader() is not None
 
-    def commit(self, call: Call) -> Tx | None:
+    def commit(self, call: Call) -> AnyTx | None:
         """Commit this call, and set its outcome.
 
         Return the transaction to the leader, which acts for its whole group, else None.
@@ -85,7 +85,7 @@ class Grouping:
             finally:
                 self._end_lead(call, group)  # the first may be interrupted before it can do anything
 
-    def _lead(self, group: list[Call]) -> Tx:
+    def _lead(self, group: list[Call]) -> AnyTx:
         """Commit for all waiting callers."""
         synced = group[0].synced
 
@@ -95,7 +95,7 @@ class Grouping:
                     group.append(self._waiting.popleft())
             self._group_size = len(group)
 
-        def together() -> Tx:
+        def together() -> AnyTx:
             nonlocal synced
             # Waiting calls join once the transaction has begun, because they may withdraw until then. Whether it is synced must
             # be decided before.

@@ -1,13 +1,16 @@
-"""What the commit path needs from its queue."""
+"""What the commit path needs from its queue, and from the lanes of its shard."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..._config import QueueConfig
-from ..._errors import StoreError
-from ..._observe import Observers
-from ..._types import Event
+import apsw
+
+from ..._platform.observe import Observers
+from ..._values.config import QueueConfig
+from ..._values.errors import StoreError
+from ..._values.types import Event
+from ..disk.rate_file import RateFile
 
 
 class Host(Protocol):
@@ -18,6 +21,7 @@ class Host(Protocol):
     keeps_leases: bool
     time_offset: int
     observers: Observers
+    rates: RateFile
 
     def now(self) -> int: ...
     def adopt_config(self, text: str, version: int) -> None: ...
@@ -31,3 +35,40 @@ class Host(Protocol):
     def suspect(self, shard: int) -> None: ...
     def synced(self, shard: int) -> int | None: ...
     def note_synced(self, shard: int, commit: int) -> None: ...
+
+
+class Totals(Protocol):
+    """What the shard's rows add up to, as of the running transaction."""
+
+    config_version: int
+
+    @property
+    def pending(self) -> int: ...
+    @property
+    def last_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    def counts(self) -> tuple[int, ...]: ...
+
+
+class Lanes(Protocol):
+    """The memory of a shard, which follows the file: see shard_lanes.py."""
+
+    db: apsw.Connection
+    now: int
+    is_current: bool
+    unsure: bool
+    wake: bool
+    totals: Any
+
+    @property
+    def commits(self) -> int: ...
+    def begin(self, db: apsw.Connection, most: float = ...) -> Totals | None: ...
+    def follow(self, db: apsw.Connection) -> object: ...
+    def follow_alone(self) -> bool: ...
+    def agrees(self, config_version: int, epoch: int) -> bool: ...
+    def undone(self, error: Exception, commits: int) -> None: ...
+    def rolled_back(self, error: BaseException) -> None: ...
+    def separate(self, config: QueueConfig) -> None: ...
+    def finish(self, tx: Any, empties: Host) -> None: ...
+    def begin_epoch(self, tx: Any, epoch: int, time_offset: int, *, keeps_leases: bool) -> None: ...

@@ -9,10 +9,11 @@ from typing import Final, TypeVar
 
 import apsw
 
-from ... import _files as files
-from ..._errors import StoreCorrupt
+from ..._platform import files
+from ..._values.errors import StoreCorrupt
 from ..disk import checksums
-from .connection import BUSY_SECONDS, OF_PYTHON, leak, translate
+from ..disk.stored import OF_PYTHON
+from .connection import BUSY_SECONDS, leak, translate
 from .host import Host
 from .writer import DAMAGE, Writer, in_read_transaction
 

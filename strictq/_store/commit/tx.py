@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import apsw
 
-from ..._config import QueueConfig
-from ..._errors import InvalidArgument
-from ..._keys import decode_key
-from ..._types import Event
+from ..._values.config import QueueConfig
+from ..._values.errors import InvalidArgument
+from ..._values.keys import decode_key
+from ..._values.types import Event
 from ..lane.entries import NEVER as NEVER
 from ..lane.entries import RATE_SECONDS
 from ..lane.entries import TOKEN_BITS as TOKEN_BITS
-from ..lane.entries import add_acks as add_acks
+from ..lane.totals import RunningTotals
+from ..lane.totals import add_acks as add_acks
 
-if TYPE_CHECKING:
-    from ..lane.totals import RunningTotals
-    from ..shard.shard_lanes import LaneTotals, ShardLanes
+LanesT = TypeVar("LanesT")
 
 SECOND: Final = 1_000_000
 EPOCHS: Final = 1 << (62 - TOKEN_BITS)
@@ -34,8 +33,11 @@ COUNTED: Final = (
 """The counters that observers see."""
 
 
-class Tx:
-    """One write transaction on one shard, as operations see it. It holds the write lock."""
+class TxOf(Generic[LanesT]):
+    """One write transaction on one shard, as operations see it. It holds the write lock.
+
+    This floor does not know what lanes are. Those who do name the type: `Tx` in shard_lanes.py.
+    """
 
     __slots__ = (
         "committed",
@@ -54,9 +56,7 @@ class Tx:
         "wake",
     )
 
-    def __init__(
-        self, db: apsw.Connection, shard: int, lanes: ShardLanes, totals: LaneTotals, now: int, config: QueueConfig
-    ) -> None:
+    def __init__(self, db: apsw.Connection, shard: int, lanes: LanesT, totals: Any, now: int, config: QueueConfig) -> None:
         self.lanes = lanes
         self.counts_before: tuple[int, ...] | None = None
         """The counters at the beginning, if an observer counts. `counts_after`: after the COMMIT."""
@@ -99,6 +99,9 @@ class Tx:
                 detail=detail,
             )
         )
+
+
+AnyTx = TxOf[Any]
 
 
 def decayed_rate(totals: RunningTotals, now: int) -> float:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import apsw
 
-from ... import _files as files
-from ... import _hints as hints
-from ... import _process
-from ..._config import QueueConfig
-from ..._errors import (
+from ..._platform import files
+from ..._platform import process as _process
+from ..._platform.observe import notify
+from ..._sql import SHARD
+from ..._values import hints
+from ..._values.config import QueueConfig
+from ..._values.errors import (
     ForkedProcess,
     InvalidArgument,
     OutcomeUnknown,
@@ -30,20 +32,16 @@ from ..._errors import (
     StoreFull,
     StrictqError,
 )
-from ..._observe import notify
-from ..._sql import SHARD
-from ..disk.stored import is_of_c
+from ..disk.stored import OF_PYTHON, is_of_c
+from ..disk.topology import Range
 from ..disk.wal_file import UNSYNCED_MAX
-from ..topology import Range
-from .alone import Alone
 from .calls import Call, Operation, is_mine
-from .connection import BUSY_SECONDS, OF_PYTHON, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
+from .connection import BUSY_SECONDS, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
 from .group_commit import Grouping
-from .host import Host
-from .tx import COUNTED, Tx
+from .host import Host, Lanes, Totals
+from .tx import COUNTED, AnyTx, TxOf
 
 if TYPE_CHECKING:
-    from ..shard.shard_lanes import LaneTotals, ShardLanes
     from .calls import Mergeable
 
 A = TypeVar("A")
@@ -88,7 +86,7 @@ class Writer:
         opener: Opener,
         part: Range,
         host: Host,
-        lanes: ShardLanes,
+        lanes: Lanes,
         *,
         grouped: bool,
         in_memory: bool = False,
@@ -159,7 +157,7 @@ class Writer:
 
     def direct(
         self,
-        work: Callable[[apsw.Connection, ShardLanes, int, A], T | None],
+        work: Callable[[Any, int, A], T | None],
         given: A,
         settings: tuple[QueueConfig, int],
         seconds: float | None = None,
@@ -171,7 +169,8 @@ class Writer:
         While other threads share commits at "full", it is not possible: one sync for all of them saves more.
 
         Args:
-            work: takes the connection, the lanes, the time, and `given`. Returns None if nothing changed.
+            work: takes the lanes, the time, and `given`. Returns None if nothing changed. Sets `lanes.wake` if something became
+                claimable.
             settings: those that allow it.
             seconds: as for `run`. The caller then runs it as an operation.
             synced: as for `run`. False: `work` calls `omit_sync` before its statement.
@@ -184,7 +183,7 @@ class Writer:
         if self._owner:
             self.require_outside()
         grouped = self._grouped
-        if not lanes.is_current or (grouped and self._grouping.is_shared):
+        if grouped and self._grouping.is_shared:
             return None
         observers = self._observers
         began = time.monotonic() if observers.durations else 0.0
@@ -198,20 +197,29 @@ class Writer:
                 self._taken(held, BUSY_SECONDS)
             db, host = self._db, self._host
             if (
-                db is None or lanes.totals is None or db.in_transaction or self._suspects(self._shard)
+                db is None or lanes.totals is None or lanes.db is not db or db.in_transaction or self._suspects(self._shard)
                 or host.settings is not settings or not lanes.agrees(settings[1], host.epoch)
             ):  # fmt: skip
                 return None
             self._owner = threading.get_ident()
             self._lock_wait.seconds = seconds
             self._in_vain = False
+            was_current = lanes.is_current
+            if not was_current and not lanes.follow_alone():
+                return None
             if synced and grouped and not self.syncs:
                 self._sync_commits(db, True)
             if observers.counts:
                 before = lanes.totals.counts()
-            done = work(db, lanes, host.now(), given)
+            lanes.wake = False
+            done = work(lanes, host.now(), given)
+            if done is None and was_current and not (lanes.is_current or lanes.unsure) and lanes.follow_alone():
+                # Another process wrote meanwhile, so the statement wrote nothing. Plan it again.
+                before = None if before is None else lanes.totals.counts()
+                done = work(lanes, host.now(), given)
             if done is None:
                 return None
+            wakes = lanes.wake
             if grouped and self.syncs:
                 host.note_synced(self._shard, lanes.commits)
             after = () if before is None else lanes.totals.counts()
@@ -227,6 +235,9 @@ class Writer:
             if held and held[0]:
                 self._owner = 0
                 self._lock.release()
+        if wakes:
+            host.note_change(self._shard)
+            host.wake()
         if before is not None:
             self._report_counts(before, after)
         if began:
@@ -280,7 +291,7 @@ class Writer:
 
         return self._connected(synced, (apsw.Error, *OF_PYTHON), seconds)
 
-    def _announce(self, tx: Tx) -> None:
+    def _announce(self, tx: AnyTx) -> None:
         """Report what a transaction did, after its COMMIT."""
         if tx.wake:
             self._host.wake()
@@ -289,13 +300,9 @@ class Writer:
         if tx.counts_before is not None:
             self._report_counts(tx.counts_before, tx.counts_after)
 
-    def alone(self) -> Alone:
-        """Return a write transaction for a program's own SQL, which stays open. It never joins a group."""
-        return Alone(self)
-
     # ---- one transaction
 
-    def _commit_alone(self, call: Call) -> Tx:
+    def _commit_alone(self, call: Call) -> AnyTx:
         """Commit one call in its own transaction. Inlines `_locked`, because every call at "process" comes through here."""
         held: list[bool] = []
         try:
@@ -316,7 +323,7 @@ class Writer:
                 self._owner = 0
                 self._lock.release()
 
-    def _commit(self, calls: list[Call], join: Callable[[], None] | None = None, synced: bool = True) -> Tx:
+    def _commit(self, calls: list[Call], join: Callable[[], None] | None = None, synced: bool = True) -> AnyTx:
         tx = self._begin(synced)
         try:
             if join is not None:
@@ -347,7 +354,7 @@ class Writer:
             raise
         return tx
 
-    def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
+    def _merged(self, tx: AnyTx, calls: list[Call]) -> list[Call]:
         """Run calls of the same kind together where possible. Return the calls that must run separately."""
         kinds: dict[type, list[Call]] = {}
         for call in calls:
@@ -358,7 +365,7 @@ class Writer:
                 done.update(alike)
         return [call for call in calls if call not in done]
 
-    def _together(self, tx: Tx, alike: list[Call]) -> bool:
+    def _together(self, tx: AnyTx, alike: list[Call]) -> bool:
         """Run calls of one kind as one operation.
 
         Return False if any can't be done: then none is, and each must run by itself.
@@ -373,7 +380,7 @@ class Writer:
             call.result = result
         return True
 
-    def _guarded(self, tx: Tx, call: Call) -> None:
+    def _guarded(self, tx: AnyTx, call: Call) -> None:
         """Run one operation of a group. If it fails, only it is rolled back."""
         events, position = len(tx.events), tx.lanes.commits
         tx.run("SAVEPOINT operation")
@@ -389,7 +396,7 @@ class Writer:
             del tx.events[events:]
             call.error = translate(e, self._shard, tx.db)
 
-    def _begin(self, synced: bool = True) -> Tx:
+    def _begin(self, synced: bool = True) -> AnyTx:
         host = self._host
         db = self._db
         if db is None or db.in_transaction or self._suspects(self._shard):
@@ -405,8 +412,9 @@ class Writer:
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
-            tx = Tx(db, self._shard, lanes, totals, host.now(), host.settings[0])
+            tx: AnyTx = TxOf(db, self._shard, lanes, totals, host.now(), host.settings[0])
             lanes.now = tx.now
+            lanes.separate(tx.config)
             if totals.epoch != host.epoch:
                 self._agree_on_epoch(tx)
             if self._observers.counts:
@@ -415,7 +423,7 @@ class Writer:
         except BaseException as e:
             raise self._undo(e) from None
 
-    def _catch_up(self, db: apsw.Connection, synced: bool) -> LaneTotals:
+    def _catch_up(self, db: apsw.Connection, synced: bool) -> Totals:
         """Read what other processes wrote while they continue to write, and the rest under the write lock."""
         db.execute("ROLLBACK")
         in_read_transaction(db, self._lanes.follow)
@@ -449,7 +457,7 @@ class Writer:
                 hint=hints.OPEN_AGAIN,
             )
 
-    def _agree_on_config(self, db: apsw.Connection, totals: LaneTotals) -> None:
+    def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
         if totals.config_version > host.settings[1]:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
@@ -458,7 +466,7 @@ class Writer:
             db.execute(SHARD.write_meta, ("config", config.to_json()))
             totals.config_version = version
 
-    def _agree_on_epoch(self, tx: Tx) -> None:
+    def _agree_on_epoch(self, tx: AnyTx) -> None:
         host, db, totals = self._host, tx.db, tx.totals
         if totals.epoch > host.epoch:
             host.reload_epoch()
@@ -469,13 +477,13 @@ class Writer:
             db.execute(SHARD.write_meta, ("suspects", totals.last_id))
             tx.lanes.begin_epoch(tx, host.epoch, host.time_offset, keeps_leases=host.keeps_leases)
 
-    def _finish(self, tx: Tx) -> None:
+    def _finish(self, tx: AnyTx) -> None:
         """Write what an operation leaves to the end of its transaction."""
         if not tx.db.in_transaction:
             tx.require_whole()
         tx.lanes.finish(tx, self._host)
 
-    def _end(self, tx: Tx) -> None:
+    def _end(self, tx: AnyTx) -> None:
         try:
             tx.run("COMMIT")
             tx.committed = True
@@ -507,7 +515,7 @@ class Writer:
                 raise after_commit(e, self._shard)  # noqa: B904 - it has its cause
             raise
 
-    def _roll_back(self, tx: Tx) -> None:
+    def _roll_back(self, tx: AnyTx) -> None:
         """Roll back what the COMMIT did not end."""
         with suppress(apsw.Error):
             if tx.db.in_transaction:

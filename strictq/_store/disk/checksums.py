@@ -15,8 +15,8 @@ from typing import Final
 
 import apsw
 
-from ... import _hints as hints
-from ..._errors import ConfigError, StoreCorrupt
+from ..._values import hints
+from ..._values.errors import ConfigError, StoreCorrupt
 
 VFS: Final = "cksmvfs"
 RESERVED_BYTES: Final = 8

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import apsw
 
-from ... import _hints as hints
-from ..._errors import StoreCorrupt
 from ..._sql import SHARD
-from ..commit.connection import OF_PYTHON
+from ..._values import hints
+from ..._values.errors import StoreCorrupt
 from . import layout, wal_file
 from .pages import mended, right_child
+from .stored import OF_PYTHON
 from .stored_pages import StoredPages
 
 WHAT: Final = "another SQLite program checkpointed its WAL, without the checksums of pages"

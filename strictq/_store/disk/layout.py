@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ... import _files as files
-from ... import _hints as hints
-from ..._errors import InvalidArgument, QueueNotFound, ReadOnlyQueue
+from ..._platform import files
+from ..._values import hints
+from ..._values.errors import InvalidArgument, QueueNotFound, ReadOnlyQueue
 
 CATALOG: Final = "queue.db"
 WAKE: Final = "wake"
@@ -20,8 +20,14 @@ RESERVE: Final = "reserve"
 MARKS: Final = "marks"
 CONSUMER: Final = "consumer-"
 BREAKER: Final = "breaker-"
-WORKER: Final = "worker-"
+PROGRESS: Final = "progress-"
+SPANS: Final = "spans-"
+WATCH: Final = "console-watch"
+"""Its time is when a console last looked at the workers' spans."""
 HOLDER: Final = "holder-"
+LIVE: Final = "live-"
+RATES: Final = "rates"
+MOVE_LOCK: Final = "move.lock"
 SHIP_LOCK: Final = "ship.lock"
 SHIP_STATUS: Final = "ship-status"
 SHIP_ROUNDS: Final = "ship-rounds"
@@ -169,3 +175,24 @@ def wal_bytes(path: Path) -> int:
         return os.stat(f"{path}-wal").st_size
     except OSError:
         return 0
+
+
+def mark_replica(directory: Path, *, living: bool = True) -> None:
+    """Mark the files in a directory as a living replica, or as a queue of its own. Durable on return.
+
+    Raises:
+        StoreError: the mark can't be written or removed.
+    """
+    with files.typed("the replica can't be marked"):
+        mark = directory / REPLICA_MARK
+        if living != mark.exists():
+            if living:
+                files.create_empty(mark)
+            else:
+                mark.unlink()
+        files.sync_directory(directory)
+
+
+def is_marked_replica(directory: Path) -> bool:
+    """Return whether the files in a directory are those of a living replica."""
+    return (directory / REPLICA_MARK).exists()

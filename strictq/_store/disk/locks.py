@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ... import _hints as hints
-from ..._errors import StoreBusy, StoreError
-from ..._files import Lock, named
+from ..._platform.files import Lock, named
+from ..._values import hints
+from ..._values.errors import StoreBusy, StoreError
 from .layout import CONSUMER, PRESENCE
 
 JOIN_SECONDS: Final = 10.0
+ALONE_SECONDS: Final = 5.0
 
 
 class Presence(Lock):
@@ -54,6 +57,22 @@ class Presence(Lock):
         else:
             self.leave()
             self._fd = inherited
+
+
+@contextmanager
+def held_alone(directory: Path) -> Iterator[None]:
+    """Keep every other process from opening a queue for writing.
+
+    Raises:
+        StoreBusy: a process has it open.
+    """
+    presence = Presence(directory, look=True)
+    try:
+        if not presence.alone(ALONE_SECONDS):
+            raise StoreBusy(f"another process has {directory} open; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+        yield
+    finally:
+        presence.leave()
 
 
 class ConsumerLock(Lock):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 
-from ... import _files as files
+from ..._platform import files
 from .wal_file import FRAME_HEADER_BYTES, Frame, Mark, Wal, running
 
 PAGE_BYTES: Final = 4096

@@ -10,13 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from ... import _files as files
+from ..._platform import files
 from .layout import RESERVE
 
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full. It is then deleted, and sends are refused until it is restored."""
 SMALL_RESERVE_BYTES: Final = RESERVE_BYTES // 4
 """The size made instead if the queue's own files, which do not shrink, leave no room for more."""
+RANDOM_BYTES: Final = RESERVE_BYTES // 8
+"""The size of the random block that the reserve repeats. btrfs and ZFS compress 128 KiB at a time, so they do not shrink it.
+Random bytes for all of the reserve would be a third of the processor time in which a queue is created."""
 RESERVE_ROOM_BYTES: Final = 3 * RESERVE_BYTES
 """The free space at which the reserve is made again. With less, it would take back the space that a consumer was just given."""
 
@@ -91,8 +94,8 @@ class Reserve:
         try:
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, files.FILE_MODE)
             try:
-                for _ in range(size // 65536):
-                    block = os.urandom(65536)  # random, so that a compressing file system does not shrink it
+                block = os.urandom(min(size, RANDOM_BYTES))
+                for _ in range(size // len(block)):
                     if os.write(fd, block) != len(block):
                         raise OSError(28, "short write")
                 os.fsync(fd)

@@ -1,7 +1,8 @@
 """Wake waiting receivers: at once within the process, within 50 ms from another one.
 
 Processes share one small memory-mapped file. A process that commits something claimable writes a value that was never there
-before, and waiting receivers compare eight bytes every few milliseconds. The cost does not grow with shards or messages.
+before, and one thread of each process with waiting receivers compares eight bytes per queue every few milliseconds. The cost does
+not grow with shards, messages or receivers.
 The same file holds four more facts: when a consumer last found no message, for workers that hold more than they can begin; which
 shards had a failed sync, for the processes that did not see the error; which commit of a shard was the last synced one; and a
 value for each shard that changes when something becomes claimable in it, for receives that pass over empty shards. These outlive
@@ -15,14 +16,17 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from weakref import WeakSet, WeakValueDictionary
 
-from ... import _files as files
+from ..._platform import files, fork
 
 POLL_SECONDS: Final = 0.02
+LINGER_SECONDS: Final = 1.0
+"""How long the thread that looks for changes stays without a waiter: a waiting receive waits again."""
 _SLOT: Final = struct.Struct("=Q")
 _SHORT: Final = _SLOT.size
 """Offset of the flag that the reserve for a full disk is in use."""
@@ -42,6 +46,7 @@ _READ_BYTES: Final = 3 * _SLOT.size
 """The part that read-only users need."""
 NAME_BITS: Final = 24
 NAMES: Final = (1 << NAME_BITS) - 1
+FOREVER: Final = 3600.0
 IDLE_SECONDS: Final = 0.1
 """How long a consumer counts as idle after it showed itself. It does so several times within that."""
 
@@ -51,6 +56,7 @@ class Waker:
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._map: mmap.mmap | bytearray | None = None
+        self._is_private = path is None
         self._read_only = read_only
         if path is not None:
             try:
@@ -84,11 +90,24 @@ class Waker:
         if self._map is not None and not self._read_only:
             # A value that was never there before: a random name of this object, and its own count.
             _SLOT.pack_into(self._map, 0, (self._name << 32) | (self._count & 0xFFFFFFFF))
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting:
             with self._condition:
                 self._condition.notify_all()
         for listener in tuple(self._listeners):
             listener()
+
+    def hear(self, value: int) -> None:
+        """Wake waiters because of a shared value that this object did not write."""
+        if value >> 32 != self._name:
+            self._wake()
+
+    @property
+    def hears_others(self) -> bool:
+        """Whether other processes' calls of `notify` are noticed. No other process has a queue in memory."""
+        return self._map is not None or self._is_private
 
     def seen(self) -> tuple[int, int]:
         """Return the state to pass to `wait`. Take it before looking for messages, so that none is missed in between."""
@@ -102,24 +121,43 @@ class Waker:
         """Wait until `notify` is called after `seen`, here or in another process, or until the time is over.
 
         Args:
-            idle: the caller would take any message: see `somebody_idle`.
+            idle: the caller would take any message: see `is_another_idle`.
         """
         until = time.monotonic() + seconds
-        step = POLL_SECONDS if self._map is not None else 3600.0
         with self._condition:
             self._waiting += 1
-            self._idle_waiting += idle
             try:
-                while self.seen() == seen:
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        return
-                    if idle:
-                        self.show_idle()
-                    self._condition.wait(min(left, step))
+                with self.watched(idle=idle) as step:
+                    while self.seen() == seen:
+                        left = until - time.monotonic()
+                        if left <= 0:
+                            return
+                        if idle:
+                            self.show_idle()
+                        self._condition.wait(min(left, step))
             finally:
                 self._waiting -= 1
+
+    @contextmanager
+    def watched(self, *, idle: bool = False) -> Iterator[float]:
+        """Let changes by other processes wake waiters and listeners within the block.
+
+        Args:
+            idle: as for `wait`.
+        Yields:
+            The seconds after which a waiter must compare `seen` by itself.
+        """
+        begun = False
+        with self._condition:
+            self._idle_waiting += idle
+        try:
+            begun = self._map is not None and _watch.begin(self, idle=idle)
+            yield FOREVER if begun or self._map is None else POLL_SECONDS
+        finally:
+            with self._condition:
                 self._idle_waiting -= idle
+            if begun:
+                _watch.end(self, idle=idle)
 
     def show_idle(self, name: int | None = None) -> None:
         """Show that a consumer finds no message and would take any. Must be repeated while that is so.
@@ -133,7 +171,7 @@ class Waker:
         if self._map is not None and not self._read_only:
             _SLOT.pack_into(self._map, _IDLE, stamp)
 
-    def somebody_idle(self, name: int) -> bool:
+    def is_another_idle(self, name: int) -> bool:
         """Return whether a consumer other than `name` finds no message, in this or another process. Costs next to nothing.
 
         Only the last one that showed itself is known. That suffices: a worker releases messages in small steps, and looks again.
@@ -223,6 +261,124 @@ class Waker:
         self._condition = threading.Condition()
         self._waiting = self._idle_waiting = 0
         self._listeners.clear()
+
+
+def _bytes_of(value: int) -> bytes:
+    return _SLOT.pack(value)
+
+
+class _Watch:
+    """The thread that looks for what other processes write, for all wakers of this process with waiters."""
+
+    def __init__(self) -> None:
+        self._reset()
+        fork.register(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()  # re-entrant, because a signal handler may receive
+        self._stopped = False
+        self._gate = threading.Lock()
+        """Released to stop the thread. Waiting for a lock costs a third of waiting for an event."""
+        self._gate.acquire()
+        self._thread: threading.Thread | None = None
+        self._values: dict[Waker, int] = {}
+        self._counts: dict[Waker, int] = {}
+        self._idle = 0
+        """How many calls of `begin` were for idle consumers."""
+        self._slots: tuple[list[Waker], list[mmap.mmap | bytearray | None], list[bytes]] | None = None
+        """The watched ones, their maps, and the bytes of their values. None: they have changed."""
+
+    def begin(self, waker: Waker, *, idle: bool) -> bool:
+        """Watch a waker, until `end` was called as often. Return whether the thread runs.
+
+        Args:
+            idle: and let it show that it has an idle consumer.
+        """
+        with self._lock:
+            self._start()
+            if self._thread is None:
+                return False
+            self._counts[waker] = self._counts.get(waker, 0) + 1
+            self._idle += idle
+            if waker not in self._values:
+                self._values[waker] = waker._shared()
+                self._slots = None
+            return True
+
+    def end(self, waker: Waker, *, idle: bool) -> None:
+        with self._lock:
+            self._idle -= idle
+            left = self._counts.pop(waker, 0) - 1
+            if left > 0:
+                self._counts[waker] = left
+            else:
+                self._values.pop(waker, None)
+                self._slots = None
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopped:
+            thread = threading.Thread(target=self._run, name="strictq-watch", daemon=True)
+            with suppress(RuntimeError):  # there are too many threads, or the interpreter ends
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        needed = time.monotonic()
+        gate = self._gate
+        while not gate.acquire(timeout=POLL_SECONDS):
+            with self._lock:
+                if self._slots is None:
+                    wakers = [*self._values]
+                    maps = [waker._map for waker in wakers]
+                    self._slots = wakers, maps, [_bytes_of(value) for value in self._values.values()]
+                wakers, maps, known = self._slots
+                now = time.monotonic()
+                if wakers:
+                    needed = now
+                elif now - needed > LINGER_SECONDS:
+                    self._thread = None
+                    return
+            # Two hundred of them must cost little.
+            if [one[:_SHORT] for one in maps if one is not None] != known:
+                self._tell(wakers)
+            if self._idle:
+                for waker in wakers:
+                    if waker._idle_waiting:
+                        waker.show_idle()
+
+    def _tell(self, wakers: Iterable[Waker]) -> None:
+        """Wake the waiters of those whose values have changed."""
+        for waker in wakers:
+            value = waker._shared()
+            with self._lock:
+                before = self._values.get(waker)
+                if before is None or before == value:
+                    continue
+                self._values[waker] = value
+                self._slots = None
+            waker.hear(value)
+
+    def before_fork(self) -> None:
+        self._stopped = True
+        self._gate.release()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=30.0)
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:  # the waiters exist in the parent only
+            self._reset()
+            return
+        with self._lock:
+            self._stopped = False
+            self._gate = threading.Lock()
+            self._gate.acquire()
+            self._thread = None
+            if self._values:
+                self._start()
+
+
+_watch = _Watch()
 
 
 def _map(path: Path, read_only: bool) -> mmap.mmap:

@@ -15,6 +15,11 @@ from typing import Any, Final
 
 import apsw
 
+OF_PYTHON: Final = (OverflowError, UnicodeError)
+"""Python's own classes that apsw raises: for a number or a text that it cannot bind, and for a stored text that is not UTF-8.
+
+For a value of a type that SQLite does not have, see `_refuse_binding` of `connection`.
+"""
 NESTING_MAX: Final = 8
 """JSON that strictq stores is nested less deeply."""
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')

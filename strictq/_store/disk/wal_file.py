@@ -32,8 +32,8 @@ from zlib import adler32, crc32
 
 import apsw
 
-from ... import _files as files
-from ..._errors import StoreError
+from ..._platform import files
+from ..._values.errors import StoreError
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24

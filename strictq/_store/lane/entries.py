@@ -9,7 +9,6 @@ every commit, so it orders messages and entries.
 
 from __future__ import annotations
 
-import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -58,6 +57,8 @@ OVER: Final = "x"
 """The `holder` of a `RELEASE` of a lease that is past its deadline: its started messages are charged."""
 OVER_SUSPECT: Final = "s"
 """The same. Messages that may have killed the holder are delivered one at a time from then on."""
+NEXT: Final = "n"
+"""The `holder` of an `ACK` with which the handlers of the next messages of its leases start."""
 UNCHARGE: Final = "u"
 """The `holder` of a `START` that takes starts back."""
 SUSPECT: Final = "s"
@@ -115,11 +116,6 @@ class LaneHolder(NamedTuple):
         return cls(text[1:], bool(flags & 1), bool(flags & 2))
 
 
-def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
-    """Return the rate of acks, messages a second weighted over a minute, after n more, and its time."""
-    return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * 1_000_000)) + n / RATE_SECONDS, now
-
-
 @lru_cache(maxsize=64)
 def encode_holder(consumer: str, charged: bool, says_starts: bool) -> str:
     """Return the form of a `LaneHolder` in an entry: one digit for the flags, and the name."""
@@ -155,6 +151,8 @@ def unpack(data: bytes) -> list[int]:
     Raises:
         ValueError: the length is no multiple of 8.
     """
+    if len(data) == _ID_BYTES:
+        return [int.from_bytes(data, "little", signed=True)]
     numbers = array("q")
     numbers.frombytes(data)
     if _SWAP:

@@ -89,9 +89,12 @@ class RareState:
         dues: the ends of such delays, of messages that were read lately.
         redriven: unresolved messages that were dead. Their delay and their TTL no longer count.
         closed: a part of the lease was returned, so it can't grow.
+        issuer: the shard that issued the token of the lease, plus 1; 0: this one. The lane has moved since.
     """
 
-    __slots__ = ("back", "closed", "delayed", "dues", "front", "front_held", "hold", "redriven", "solo", "tried", "waiting")
+    __slots__ = (
+        "back", "closed", "delayed", "dues", "front", "front_held", "hold", "issuer", "redriven", "solo", "tried", "waiting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.tried: dict[int, Tried] = {}
@@ -105,9 +108,10 @@ class RareState:
         self.dues: dict[int, int] = {}
         self.redriven: set[int] = set()
         self.closed = False
+        self.issuer = 0
 
 
-_STATE_NAMES: Final = ("tried", "hold", "solo", "front", "waiting", "delayed", "closed", "back", "redriven")
+_STATE_NAMES: Final = ("tried", "hold", "solo", "front", "waiting", "delayed", "closed", "back", "redriven", "issuer")
 
 
 class LiveLane:
@@ -130,11 +134,12 @@ class LiveLane:
         lsn: its row includes the entries up to this one; 0: this object does not come from a row.
         bare: it was made from its tail alone, so its last resolution is only in its row.
         active: when a message last left it, as far as memory knows.
+        tenant: the name of its tenant, once it was looked for.
     """
 
     __slots__ = (
         "active", "bare", "deep", "done", "due", "expires", "first", "grant", "held", "holes", "ids", "key", "listed", "low",
-        "lsn", "new", "rare", "rest", "split", "started", "tail",
+        "lsn", "new", "rare", "rest", "split", "started", "tail", "tenant",
     )  # fmt: skip
 
     def __init__(self, key: bytes, tail: int) -> None:
@@ -159,6 +164,7 @@ class LiveLane:
         self.bare = False
         self.active = 0
         self.done: Done | None = None
+        self.tenant: bytes | None = None
 
     # ---- what it has
 
@@ -371,6 +377,7 @@ class LiveLane:
         if rare is not None:
             rare.front_held = 0
             rare.closed = False
+            rare.issuer = 0
             if rare.waiting:
                 waiting, rare.waiting = rare.waiting, []
                 for seq, i in waiting:
@@ -510,6 +517,7 @@ class LiveLane:
                 "redriven": sorted(rare.redriven),
                 "delayed": rare.delayed,
                 "closed": rare.closed,
+                "issuer": rare.issuer,
             }
             found |= {name: value for name, value in state.items() if value}
         return json.dumps(found, separators=(",", ":"))
@@ -579,7 +587,7 @@ class LiveLane:
             [(seq, i) for seq, i in enumerate(self.ids or (), self.first) if i],
             None if grant is None else (grant.token, grant.deadline, grant.at, grant.holder, held, self.low, self.started),
             self.due,
-            None if rare is None else (dict(sorted(rare.tried.items())), rare.hold, rare.solo, rare.closed),
+            None if rare is None else (dict(sorted(rare.tried.items())), rare.hold, rare.solo, rare.closed, rare.issuer),
             [] if rare is None else rare.front,
             [] if rare is None else sorted(rare.waiting),
         )  # fmt: skip

@@ -18,22 +18,31 @@ from typing import Any, Final
 
 import attrs
 
-from ..._errors import SchemaMismatch, StoreCorrupt
+from ..._values.errors import SchemaMismatch, StoreCorrupt
+from ..._values.tenants import COMMON, TenantRules
 from . import entries as kinds
 from .damage import is_of_values
 from .entries import HOLDER, TOKEN_BITS, Entry
 from .live_lane import Grant, LaneAtRest, LiveLane, lease_of_row, parse_done
 from .order import PLACE_BITS, LaneOrder, place_of_arrival, place_of_retry
+from .ranges import Ranges
+from .tenant_counts import COUNTED, TenantCounts
 from .totals import RunningTotals, StoredMark
+from .turns import TenantTurns
 
 MessageRow = tuple[Any, ...]
-"""A row of `message`: id, key, seq, sent_at, due, expires, opts, and its body unless it was read without."""
+"""A row of `message`: id, key, seq, sent_at, due, expires, opts, and its body; None: it was not read, or is not kept."""
 M_ID, M_KEY, M_SEQ, M_SENT_AT, M_DUE, M_EXPIRES, M_OPTS, M_BODY = range(8)
 BODY_BYTES_KEPT: Final = 16 * 1024 * 1024
-"""How many bytes of bodies of own messages are kept between two folds."""
+"""How many bytes of bodies of messages are kept between two folds."""
+FOREIGN_BODY_BYTES: Final = 256
+"""The length of the bodies that are read with the messages of other processes. Longer ones are read when they are claimed."""
 Group = tuple[LiveLane, list[int]]
 """A lane, and its messages that an entry names."""
 _ID_OF: Final = itemgetter(M_ID)
+_KEY_OF: Final = itemgetter(M_KEY)
+_BODY_OF: Final = itemgetter(M_BODY)
+_OPTS_OF: Final = itemgetter(M_OPTS)
 _POSITION: Final = itemgetter(1)
 _run_all: Final = deque[Any](maxlen=0).extend
 """Exhausts an iterator, without a step of Python for each element."""
@@ -46,6 +55,7 @@ class StoreLimits:
     Attributes:
         window: a fold is due after six times so many arrivals and messages of entries.
         slice: lanes that a slice of a fold writes.
+        deleted: resolved messages whose rows a slice deletes, about.
         head: ids of a deep lane that stay loaded.
         chunk: ids of a lane that are sealed as one row of `pending`.
         loaded_max: ids, and lanes, that stay loaded.
@@ -54,10 +64,16 @@ class StoreLimits:
 
     window: int = 12_288
     slice: int = 1_024
+    deleted: int = 4_096
     head: int = 64
     chunk: int = 512
     loaded_max: int = 65_536
     tails_max: int = 131_072
+
+
+def without_body(row: MessageRow) -> MessageRow:
+    """Return a row without its body and its options, which are read again together."""
+    return (*row[:M_OPTS], None, None)
 
 
 class ShardMemory:
@@ -74,6 +90,7 @@ class ShardMemory:
         parked: keys of the lanes of parked messages, live or ended, as far as memory knows.
         holds: keys of held lanes, as far as memory knows.
         redrives: entries that made dead messages unresolved again.
+        taken_back: entries after which a message may have no attempt that had one.
         loaded: the number of loaded ids.
         work: arrivals and messages of entries since the last generation was finished.
         fold_to: the end of the generation that is being folded. 0: none is.
@@ -84,13 +101,23 @@ class ShardMemory:
         self.limits = limits
         self.unsure = True
         self.rebuilds = 0
+        self.slot_freed = False
+        """Whether an entry ended a lease of a tenant that may have only so many."""
         self.redrives = 0
+        self.taken_back = 0
+        self.ranges: Ranges | None = None
+        """The ranges of hashes of the shard. None: none has moved from it or to it, and every key that comes is its own."""
+        self.tenancy: TenantRules | None = None
+        """How the tenants of the queue take turns. None: it has none. A policy: other processes may use another."""
+        self.counts: TenantCounts | None = None
+        """What each tenant has. None: the queue has no tenants."""
         self.clear(StoredMark(), RunningTotals())
 
     def clear(self, mark: StoredMark, totals: RunningTotals) -> None:
         """Begin at a mark, with nothing loaded."""
         self.mark = mark
         self.totals = totals
+        self.counts = None
         self.seen, self.top = mark.cut, mark.mid
         self.at = 0
         self.floor = mark.seq_floor
@@ -106,6 +133,7 @@ class ShardMemory:
         self.parked: dict[bytes, None] = {}
         self.holds: set[bytes] = set()
         self.order = LaneOrder()
+        self.order.take_turns(self.tenancy, self.lanes)
         self.loaded = 0
         self.work = 0
         self.slices = 0
@@ -113,7 +141,34 @@ class ShardMemory:
         self._generation_to = -1
         self._generation: list[bytes] = []
         self._generation_at = 0
+        self._sorted: list[bytes] = []
         self.rebuilds += 1
+
+    def take_turns(self, tenancy: TenantRules | None) -> None:
+        """Let tenants take turns from now on, or none (None)."""
+        before = self.tenancy
+        if before is None or tenancy is None or before.separator != tenancy.separator:
+            for lane in self.lanes.values():
+                lane.tenant = None
+        self.tenancy = tenancy
+        self.order.take_turns(tenancy, self.lanes)
+
+    @property
+    def sole_tenant(self) -> bytes | None:
+        """The tenant of all unresolved messages, if the queue has tenants or sidelines. None: several have some, or none has."""
+        if self.counts is not None:
+            return self.counts.sole
+        return COMMON if self.tenancy is not None and not self.tenancy.separator else None
+
+    def _part_tenants(self, sole: bytes | None) -> None:
+        """Let tenants take turns from now on if several have messages.
+
+        Args:
+            sole: the one that had all of them.
+        """
+        order = self.order
+        if sole is not None and order.tenancy is not None and order.turns is None and self.sole_tenant is None:
+            order.begin_turns(sole, self.lanes)
 
     # ---- lanes
 
@@ -188,6 +243,8 @@ class ShardMemory:
             if rare is not None and lane.ids and not (rare.hold or rare.front or lane.ids[0] in rare.tried):
                 rare.dues[lane.ids[0]] = lane.due
             self.place(lane, row.position or 0)
+        if self.counts is not None:
+            self.counts.note(lane)
         return lane
 
     def extend_window(self, lane: LiveLane, ids: list[int]) -> None:
@@ -274,8 +331,21 @@ class ShardMemory:
         """Add messages in the order of arrival. The caller has already raised the `tail` of their lanes."""
         if not rows:
             return
+        n = len(rows)
+        if rows[0][0] <= self.mark.counted_top:
+            n -= bisect_right(rows, self.mark.counted_top, key=_ID_OF)
+        if self.counts is not None and n:
+            sole = self.counts.sole
+            whole = n == len(rows)
+            self.counts.arrived(
+                lanes if whole else lanes[-n:], [*map(_KEY_OF, rows if whole else rows[-n:])], self.totals.pending
+            )
+            if self.counts.sole is None:
+                self._part_tenants(sole)
+        self.totals.sends += n
+        self.totals.pending += n
         dirty, seen = self.dirty, self.seen
-        listed, places = self.order.arrived, self.order.arrived_at
+        listed, places, turns = self.order.arrived, self.order.arrived_at, self.order.turns
         for lane, row in zip(lanes, rows, strict=True):
             arrival, key = row[0], row[1]
             if key not in dirty:
@@ -290,22 +360,26 @@ class ShardMemory:
             lane.ids = [arrival]
             lane.first = row[2]
             if lane.grant is None:
-                if lane.rare is None:
-                    lane.listed = place = arrival << PLACE_BITS
+                if lane.rare is not None:
+                    self.place(lane)
+                    continue
+                lane.listed = place = arrival << PLACE_BITS
+                if turns is None:
                     listed.append(key)
                     places.append(place)
                 else:
-                    self.place(lane)
+                    turns.list(place, lane)
             elif not lane.held:
                 self.order.watch(lane.grant)  # `ack_first` left it, and an earlier end found no message to list
-        n = len(rows)
-        self.loaded += n
-        self.work += n
+        self.loaded += len(rows)
+        self.work += len(rows)
         self.top = rows[-1][0]
-        if rows[0][0] <= self.mark.counted_top:
-            n -= bisect_right(rows, self.mark.counted_top, key=_ID_OF)
-        self.totals.sends += n
-        self.totals.pending += n
+
+    def keep_bodies(self, rows: Sequence[MessageRow]) -> None:
+        """Keep recent messages, whose rows then need not be read. Their bodies are kept while they do not fill memory."""
+        self.bytes_kept += sum(map(len, filter(None, map(_BODY_OF, rows)))) + sum(map(len, filter(None, map(_OPTS_OF, rows))))
+        kept = rows if self.bytes_kept <= BODY_BYTES_KEPT else [without_body(row) for row in rows]
+        self.rows.update(zip(map(_ID_OF, rows), kept, strict=True))
 
     def _arrived_rarely(self, lane: LiveLane, row: MessageRow) -> None:
         arrival, _, seq, _, due, expires = row[:6]
@@ -349,12 +423,27 @@ class ShardMemory:
         self.seen = entry[0]
         if entry[2] > self.at:
             self.at = entry[2]
+        counts = self.counts
+        if counts is not None and entry[1] in COUNTED and self._counts(entry):
+            sole = counts.sole
+            counts.apply(entry, groups)
+            if counts.sole is None:
+                self._part_tenants(sole)  # a message of another one is redriven
         try:
             effect(self, entry, groups)
+            if counts is not None and counts.leased is not None:
+                self._note_leases(counts, groups)
         except (ValueError, IndexError) as e:
             if not is_of_values(e):
                 raise
             raise StoreCorrupt(f"row {entry[0]} of its journal does not fit to its lanes: {e}", shard=self.shard, cause=e) from e
+
+    def _note_leases(self, counts: TenantCounts, groups: Sequence[Group]) -> None:
+        """Note which lanes of an entry are leased after it."""
+        for lane, _ in groups:
+            tenant = counts.note(lane)
+            if tenant is not None and self.order.turns is not None:
+                self.slot_freed |= self.order.turns.slot_is_free(tenant)
 
     def _counts(self, entry: Entry) -> bool:
         return entry[0] > self.mark.counted
@@ -379,6 +468,8 @@ class ShardMemory:
                 dirty[lane.key] = position
         n = len(data or b"") // 8
         self.work += n
+        if self.order.tenancy is not None:
+            self._charge(self.order.tenancy, groups, n)
         number = token & ((1 << TOKEN_BITS) - 1)
         if number > self.last_token:
             self.last_token = number
@@ -388,11 +479,22 @@ class ShardMemory:
             self.totals.claims += 1
             self.totals.receives += n
 
+    def _charge(self, turns: TenantTurns, groups: Sequence[Group], messages: int) -> None:
+        """Charge tenants with the messages that they get."""
+        sole = self.sole_tenant
+        if sole is not None and self.order.turns is None:
+            if groups:
+                turns.charge_sole(sole, messages, len(groups[-1][1]))
+            return
+        turns.charge_all(groups)
+
     def _grown(self, entry: Entry, groups: Sequence[Group]) -> None:
+        n = len(entry[7] or b"") // 8
+        if self.order.tenancy is not None:
+            self._charge(self.order.tenancy, groups, n)
         for lane, ids in groups:
             self.touch(lane)
             lane.grow(ids)
-        n = len(entry[7] or b"") // 8
         self.work += n
         if self._counts(entry):
             self.totals.receives += n
@@ -439,10 +541,15 @@ class ShardMemory:
                 else:
                     self._remember(lane, token, kind, ids)
             removed += lane.resolve(ids)
+            if lane.rare is not None and not lane.ids:
+                lane.tidy()  # a plain lane costs less
             if grant is None:
                 self.place(lane)
             elif leased and not lane.held and kind != kinds.ACK_FIRST and lane.lease_is_settled:
                 self._end(lane)
+        if holder == kinds.NEXT:
+            for lane, _ in groups:
+                lane.started = max(lane.started, lane.first)
         self.loaded -= removed
         if len(groups) == 1 and len(data or b"") == 8 * len(groups[0][1]):
             numbers = groups[0][1]
@@ -476,6 +583,7 @@ class ShardMemory:
         Without a token, the head of a free lane gets another delay.
         """
         id_, kind, _, top, token, due, _, _ = entry
+        self.taken_back += kind != kinds.NACK
         for lane, ids in groups:
             self.touch(lane)
             if not token:
@@ -502,6 +610,7 @@ class ShardMemory:
 
     def _released(self, entry: Entry, groups: Sequence[Group]) -> None:
         why = entry[HOLDER]
+        self.taken_back += 1
         place = place_of_retry(entry[0], entry[3])
         for lane, ids in groups:
             self.touch(lane)
@@ -532,6 +641,7 @@ class ShardMemory:
         self.order.watch(grant)
 
     def _started(self, entry: Entry, groups: Sequence[Group]) -> None:
+        self.taken_back += entry[HOLDER] in (kinds.SUSPECT, kinds.UNCHARGE)
         for lane, ids in groups:
             self.touch(lane)
             seq = lane.seq_of(ids[0])
@@ -553,6 +663,7 @@ class ShardMemory:
 
     def _let_go(self, entry: Entry, groups: Sequence[Group]) -> None:
         """End the hold of lanes. Their attempts begin anew. A poison message is due now, because its cause is removed."""
+        self.taken_back += 1
         for lane, _ in groups:
             self.touch(lane)
             lane.active = entry[2]
@@ -589,6 +700,7 @@ class ShardMemory:
         """Move a message to a lane of its own. The entry says all that the new lane must know of it."""
         id_, _, at, top, _, due, holder, _ = entry
         starts, crashes, expires = map(int, (holder or "").split(","))
+        self.taken_back += 1
         for lane, numbers in groups:
             self.touch(lane)
             arrival = numbers[-1]
@@ -627,51 +739,93 @@ class ShardMemory:
 
     # ---- folds
 
+    def sort_some(self) -> int:
+        """Sort the keys of the lanes that changed lately, so that the next generation need only merge sorted runs.
+
+        Returns:
+            The number of changed lanes from which on to call it again.
+        """
+        n = self._unsorted
+        if n >= self.limits.slice:
+            self._sorted += sorted(islice(reversed(self.dirty), n))
+            n = 0
+        return len(self.dirty) - n + 2 * self.limits.slice
+
+    @property
+    def _unsorted(self) -> int:
+        """How many of the lanes that changed last are in no sorted run."""
+        return len(self.dirty) - (len(self._generation) - self._generation_at) - len(self._sorted)
+
     def generation(self, to: int) -> list[bytes]:
         """Return the keys of lanes that were first changed up to a position, in order. Every process derives the same ones."""
         if self._generation_to != to:
-            keys: list[bytes] = []
-            for key, position in self.dirty.items():
-                if position > to:
-                    break
-                keys.append(key)
+            dirty = self.dirty
+            keys = [*self._generation[self._generation_at :], *self._sorted, *islice(reversed(dirty), self._unsorted)]
+            self._sorted = []
+            if dirty and next(reversed(dirty.values())) > to:
+                self._sorted = [key for key in keys if dirty[key] > to]
+                keys = [key for key in keys if dirty[key] <= to]
             keys.sort()
             self._generation, self._generation_to, self._generation_at = keys, to, 0
         return self._generation
 
     def next_slice(self, to: int) -> tuple[list[bytes], bool]:
         """Return the keys that the next slice of a generation writes, and whether it is the last one."""
-        keys, at, n = self.generation(to), self._generation_at, self.limits.slice
+        n = self.limits.slice if self._generation_to == to else max(self.limits.slice // 2, 1)  # merging it takes time, too
+        keys, at = self.generation(to), self._generation_at
         return keys[at : at + n], at + n >= len(keys)
 
-    def cut_position(self, to: int) -> int:
-        """Return the position below which entries may be deleted, once a generation is folded.
+    def resolved_up_to(self, to: int) -> tuple[int, list[int]]:
+        """Return the messages whose rows the next slice deletes, once all lanes of a generation are written.
 
-        Entries since the oldest remaining first change stay. So do those that resolved messages after the generation's end:
+        Returns:
+            The position up to which messages were resolved that have no rows then, and these messages. If it is the end of the
+            generation, they are the last ones.
+        """
+        ids: list[int] = []
+        upto = 0
+        for position, some in self.gone:
+            if position > to:
+                break
+            if len(ids) >= self.limits.deleted:
+                return upto, ids
+            ids += some
+            upto = position
+        return to, ids
+
+    def cut_position(self, to: int, deleted: int) -> int:
+        """Return the position below which entries may be deleted, once the lanes of a generation are written.
+
+        Entries since the oldest remaining first change stay. So do those that resolved messages whose rows are not deleted:
         a lane may have been written after such an entry, so that it is clean, and only the entry says whose rows may be deleted.
+
+        Args:
+            deleted: rows of messages that were resolved up to this position are deleted.
         """
         limit = max(to, self.seen + self.top) + 1
         for position in self.dirty.values():
             if position > to:
                 limit = position
                 break
-        return min(limit, next((position for position, _ in self.gone if position > to), limit))
+        return min(limit, next((position for position, _ in self.gone if position > deleted), limit))
 
     def _folded(self, entry: Entry, _groups: Sequence[Group]) -> None:
         """Note that lanes are at rest: no state changes. Some of them are evicted, if too much is loaded."""
-        to, last_key = entry[5], entry[7]
+        to, deleted, last_key = entry[5], entry[HOLDER], entry[7]
         keys, begin = self.generation(to), self._generation_at
-        end = bisect_right(keys, last_key) if last_key else len(keys)
+        end = max(begin, bisect_right(keys, last_key)) if last_key else len(keys)
         self._generation_at = end
         self.slices += 1
         self.fold_to = to
         if not last_key:
             self.fold_to = self.slices = self.work = self.bytes_kept = 0
             self.old_rows, self.rows = self.rows, {}
-            self._generation_to = -1
-            self.gone = [one for one in self.gone if one[0] > to]
-            self.mark.fold_position = max(self.mark.fold_position, to)
-        far = self.order.front + (self.limits.loaded_max << PLACE_BITS >> 2)
+            self._generation, self._generation_to, self._generation_at = [], -1, 0
+        if deleted or not last_key:
+            upto = int(deleted) if deleted else to
+            self.gone = [one for one in self.gone if one[0] > upto]
+            self.mark.fold_position = max(self.mark.fold_position, upto)
+        far, turns = self.limits.loaded_max << PLACE_BITS >> 2, self.order.turns
         lanes, tails, dirty, lsn = self.lanes, self.tails, self.dirty, entry[0]
         for key in keys[begin:end]:
             del dirty[key]
@@ -683,7 +837,7 @@ class ShardMemory:
                 continue
             if lane.lsn < lsn:
                 lane.lsn = lsn
-            self._come_to_rest(lane, far)
+            self._come_to_rest(lane, far + (self.order.front if turns is None else turns.of(lane).side_of(lane.listed).front))
         if len(self.tails) > self.limits.tails_max:
             for key in list(islice(self.tails, self.limits.tails_max // 4)):
                 del self.tails[key]
@@ -714,6 +868,10 @@ class ShardMemory:
             if 0 in ids[keep:]:
                 holes = {lane.first + at for at in range(keep, len(ids)) if not ids[at]}
                 lane.holes = holes if lane.holes is None else lane.holes | holes
+            if lane.rare is not None and lane.rare.redriven:
+                # Whoever wrote the row may have had less of the lane loaded. Then the parts of its ids still have zeros there.
+                back = {lane.first + at: ids[at] for at in range(keep, len(ids)) if ids[at] in lane.rare.redriven}
+                lane.rare.back |= back
             lane.deep += len(ids) - keep
             self.loaded -= len(ids) - keep
             del ids[keep:]
@@ -753,8 +911,8 @@ class ShardMemory:
 
     def places_of(self, arrivals: Iterable[int]) -> dict[int, tuple[bytes, int]]:
         """Return key and seq of those messages that the cache has."""
-        rows = self.rows
-        return {i: (rows[i][M_KEY], rows[i][M_SEQ]) for i in arrivals if i in rows}
+        rows, old_rows = self.rows, self.old_rows
+        return {i: (row[M_KEY], row[M_SEQ]) for i in arrivals if (row := rows.get(i) or old_rows.get(i)) is not None}
 
 
 EFFECTS: Final[dict[int, Callable[[ShardMemory, Entry, Sequence[Group]], None]]] = {

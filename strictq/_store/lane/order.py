@@ -13,8 +13,11 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from ..._values.tenants import TenantRules
 from .entries import NEVER
 from .live_lane import Grant, LiveLane
+from .rest_cursor import RestCursor
+from .turns import ReadyLanes, TenantTurns
 
 PLACE_BITS: Final = 20
 _MASK: Final = (1 << PLACE_BITS) - 1
@@ -32,29 +35,6 @@ def place_of_retry(entry: int, top: int) -> int:
     return (top << PLACE_BITS) + (entry & _MASK)
 
 
-class RestCursor:
-    """How far an index of lanes at rest was read.
-
-    Attributes:
-        after: lanes up to this (value, key) were read.
-        ahead: (value, key) of the next ones. Never rows: they may be written before they are used.
-        next: no lane at rest that is to be read has a lower value.
-    """
-
-    __slots__ = ("after", "ahead", "next")
-
-    def __init__(self) -> None:
-        self.after: tuple[int, bytes] = (-NEVER, b"")
-        self.ahead: deque[tuple[int, bytes]] = deque()
-        self.next = -NEVER
-
-    def lower(self, value: int) -> None:
-        """Let a lane be read that was evicted. What was read ahead may lack it."""
-        self.after = min(self.after, (value, b""))
-        self.next = min(self.next, value)
-        self.ahead.clear()
-
-
 class LaneOrder:
     """The lists of one shard's loaded lanes, and the cursors of those at rest.
 
@@ -65,11 +45,14 @@ class LaneOrder:
         delays: a heap of (due, key).
         ends: a heap of (deadline, serial, grant).
         front: the place that was taken last.
+        tenancy: the turns of tenants, and what is sidelined. None: the queue has neither.
+        turns: the same while it lists the ready lanes, in place of `arrived`, `ready` and `ready_rest`. None: all are of one
+            tenant, and none or all of them are sidelined, so that they come by arrival alone.
     """
 
     __slots__ = (
         "_ends_max", "arrived", "arrived_at", "delayed_rest", "delays", "ends", "front", "leased_rest", "ready", "ready_rest",
-        "serial", "stale",
+        "serial", "stale", "tenancy", "turns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -83,6 +66,8 @@ class LaneOrder:
         self._ends_max = _ENDS_MIN
         self.stale = 0
         """Entries of evicted lanes, about."""
+        self.tenancy: TenantTurns | None = None
+        self.turns: TenantTurns | None = None
         self.ready_rest = RestCursor()
         self.delayed_rest = RestCursor()
         self.leased_rest = RestCursor()
@@ -90,7 +75,25 @@ class LaneOrder:
     @property
     def may_have_ready(self) -> bool:
         """Return whether a ready lane may be listed here or at rest."""
+        if self.turns is not None:
+            return self.turns.first() is not None or not self.turns.found
         return bool(self.arrived or self.ready or self.ready_rest.next < NEVER)
+
+    @property
+    def is_throttled(self) -> bool:
+        """Return whether a tenant waits for its rate."""
+        return self.turns is not None and self.turns.blocked_until < NEVER
+
+    @property
+    def passes_over(self) -> bool:
+        """Return whether a tenant takes no turns because it is paused or throttled."""
+        return self.turns is not None and self.turns.has_blocked
+
+    @property
+    def listed(self) -> tuple[int, int, int]:
+        """Return a state that changes when a lane becomes ready, or waits for a delay."""
+        ready = len(self.ready) if self.turns is None else self.turns.listed
+        return len(self.arrived), ready, len(self.delays)
 
     @property
     def next_end(self) -> int:
@@ -106,7 +109,10 @@ class LaneOrder:
         """List a lane, unless a plan has taken it. Then the caller that applies or refuses the plan lists it."""
         if lane.listed >= 0 and lane.listed != place:
             lane.listed = place
-            heappush(self.ready, (place, lane.key))
+            if self.turns is None:
+                heappush(self.ready, (place, lane.key))
+            else:
+                self.turns.list(place, lane)
 
     def delay(self, lane: LiveLane) -> None:
         """Wait for the end of its head's delay."""
@@ -130,8 +136,57 @@ class LaneOrder:
             self.leased_rest.lower(lane.grant.deadline)
         elif lane.due:
             self.delayed_rest.lower(lane.due)
+        elif lane.listed > 0 and self.turns is not None:
+            self.turns.rests(lane.listed, lane)
         elif lane.listed > 0:
             self.ready_rest.lower(lane.listed)
+
+    def take_turns(self, rules: TenantRules | None, lanes: dict[bytes, LiveLane]) -> None:
+        """Let tenants take turns by other rules. None: lanes come by arrival alone."""
+        tenancy = self.tenancy
+        if rules is not None and tenancy is not None and rules.separator == tenancy.rules.separator:
+            tenancy.adopt(rules)
+            return
+        if self.turns is not None:
+            self.turns = None
+            self.ready = [(lane.listed, lane.key) for lane in lanes.values() if lane.listed > 0]
+            heapify(self.ready)
+            self.ready_rest = RestCursor()
+        self.tenancy = None if rules is None else TenantTurns(rules)
+
+    def begin_turns(self, sole: bytes | None, lanes: dict[bytes, LiveLane]) -> None:
+        """Let tenants take turns, or fresh lanes pass sidelined ones.
+
+        Args:
+            sole: the tenant of all lanes so far. None: the tenant of each must be looked for, which takes a while.
+        """
+        turns = self.turns = self.tenancy
+        assert turns is not None
+        entries = [*zip(self.arrived_at, self.arrived, strict=True), *self.ready]
+        if self.ready:
+            heapify(entries)
+        if sole is None:
+            turns.found = False
+            for place, key in entries:
+                if (lane := lanes.get(key)) is not None and lane.listed == place:
+                    turns.list(place, lane)
+        else:
+            turns.begin(sole, ReadyLanes(entries, self.ready_rest, self.front))
+        self.arrived, self.arrived_at, self.ready = deque(), deque(), []
+        self.ready_rest = RestCursor()
+
+    def end_turns(self, sole: bytes) -> None:
+        """List lanes by arrival alone.
+
+        Args:
+            sole: the tenant of all of them.
+        """
+        assert self.turns is not None
+        found, self.turns = self.turns.found, None
+        assert self.tenancy is not None
+        lanes = self.tenancy.end(sole)
+        self.ready, self.front = lanes.ready, lanes.front
+        self.ready_rest = lanes.rest if found else RestCursor()
 
     def drop_past(self, lanes: dict[bytes, LiveLane]) -> None:
         """Forget the next ends of delays and leases that will not come, so that the first ones are exact."""
@@ -146,6 +201,8 @@ class LaneOrder:
 
         They are those of evicted lanes. If this process claims nothing, they are also those of lanes that others have claimed.
         """
+        if self.turns is not None:
+            self.turns.drop_stale(lanes)
         n = len(self.arrived) + len(self.ready) + len(self.delays)
         if n < _STALE_MIN or (self.stale < n // 2 and n < 2 * len(lanes) + _STALE_MIN):
             return

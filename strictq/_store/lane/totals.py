@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
 from . import entries as kinds
-from .entries import add_acks
+from .entries import RATE_SECONDS
 
 
 @attrs.define
@@ -33,7 +35,7 @@ class RunningTotals:
 
     def ended(self, kind: int, holder: str | None, at: int, n: int) -> None:
         """Count messages that an entry of this kind, with this holder and time, has ended."""
-        if kind == kinds.ACK and holder is None:
+        if kind == kinds.ACK and holder != kinds.DEAD:
             self.pending -= n
             self._acked(at, n)
             return
@@ -64,6 +66,11 @@ class RunningTotals:
     def _acked(self, at: int, n: int) -> None:
         self.acks += n
         self.ack_rate, self.ack_rate_at = add_acks(self.ack_rate, self.ack_rate_at, at, n)
+
+
+def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
+    """Return the rate of acks, messages a second weighted over a minute, after n more, and its time."""
+    return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * 1_000_000)) + n / RATE_SECONDS, now
 
 
 @attrs.define

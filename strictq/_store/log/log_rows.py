@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
 from ..._sql import LOG, repeated
+from ..._values.errors import StoreCorrupt
 from ..lane.entries import Entry
 from ..lane.memory import M_ID, MessageRow
 
@@ -37,6 +37,8 @@ class LogRows:
         self._run: Any = db.execute
         self._many: Any = db.executemany
         self._changes: Any = db.changes
+        self._total_changes: Any = db.total_changes
+        self._has_pairs = False
 
     def newest(self) -> tuple[int, int]:
         """Return the newest entry and the newest message. Every write transaction changes one of them."""
@@ -51,8 +53,14 @@ class LogRows:
     def append(self, entry: Entry) -> None:
         self._run(LOG.append, entry)
 
-    def append_alone(self, entry: Entry) -> bool:
-        """Commit an entry in a single statement. Return False if another process wrote meanwhile: then nothing was changed."""
+    def append_alone(self, entry: Entry, trouble: tuple[Any, ...] | None = None) -> bool:
+        """Commit an entry in a single statement. Return False if another process wrote meanwhile: then nothing was changed.
+
+        Args:
+            trouble: a row of that table to write with it.
+        """
+        if trouble is not None:
+            return self._write_pair(LOG.append_troubled_alone, (*entry, *trouble))
         self._run(LOG.append_alone, entry)
         return bool(self._changes())
 
@@ -64,10 +72,25 @@ class LogRows:
                 at += n
                 left -= n
 
-    def insert_alone(self, row: MessageRow, seen: int) -> bool:
-        """Commit a message in a single statement. Return False if another process wrote meanwhile: then nothing was changed."""
+    def insert_alone(self, row: MessageRow, seen: int, dedup: tuple[str, int] | None = None) -> bool:
+        """Commit a message in a single statement. Return False if another process wrote meanwhile: then nothing was changed.
+
+        Args:
+            dedup: its dedup id, and the end of its window. False is also returned if the id is known.
+        """
+        if dedup is not None:
+            return self._write_pair(LOG.insert_deduped_alone, (*row, seen, *dedup))
         self._run(LOG.insert_alone, (*row, seen))
         return bool(self._changes())
+
+    def _write_pair(self, statement: str, values: tuple[Any, ...]) -> bool:
+        """Write rows of two tables in a single statement. Return whether it wrote anything."""
+        if not self._has_pairs:
+            self._run(LOG.pairs)
+            self._has_pairs = True
+        before = self._total_changes()
+        self._run(statement, values)
+        return bool(self._total_changes() != before)
 
     # ---- reading
 
@@ -75,9 +98,18 @@ class LogRows:
         found: list[Entry] = self._run(LOG.entries, (seen,)).fetchall()
         return found
 
-    def messages_after(self, top: int) -> list[MessageRow]:
-        found: list[MessageRow] = self._run(LOG.messages, (top,)).fetchall()
+    def messages_after(self, top: int, body_bytes: int) -> list[MessageRow]:
+        """Return the messages behind this one. Bodies longer than `body_bytes` are None."""
+        found: list[MessageRow] = self._run(LOG.messages, (top, body_bytes)).fetchall()
         return found
+
+    def news(self, seen: int, top: int, most: int, body_bytes: int) -> tuple[list[Entry], list[MessageRow]] | None:
+        """Return the entries and the messages behind these, with a single statement. None: there are so many, or more."""
+        found: list[Any] = self._run(LOG.news, (seen, top, most, body_bytes)).fetchall()
+        if len(found) >= most:
+            return None
+        at = next((n for n, row in enumerate(found) if type(row[1]) is bytes), len(found))
+        return found[:at], found[at:]
 
     def keys(self, arrivals: Iterable[int]) -> dict[int, tuple[bytes, int]]:
         """Return the keys and seqs of messages. Deleted ones are missing."""
@@ -95,6 +127,22 @@ class LogRows:
             rows = self._run(LOG.whole_range, (wanted[0], wanted[-1])).fetchall()
             return {row[M_ID]: row for row in rows if row[M_ID] in some}
         return {row[M_ID]: row for row in in_parts(self._run, _WHOLE, wanted)}
+
+    def sent_before(self, at: int, top: int) -> int:
+        """Return the arrival number up to which messages were sent before a queue time. Times ascend with arrival numbers.
+
+        Args:
+            top: the newest message.
+        """
+        low, high = 0, top + 1
+        while low + 1 < high:
+            middle = (low + high) // 2
+            found = self._run(LOG.sent_from, (middle,)).fetchone()
+            if found is None or found[1] >= at:
+                high = middle
+            else:
+                low = found[0]
+        return low
 
     def sent_at(self, arrivals: Sequence[int]) -> list[int]:
         """Return when messages were sent. Those that were deleted are missing."""

@@ -1,5 +1,5 @@
 """Read a shard of format 2 as plain values, to migrate it to a later format.
 
 Later formats do not have the tables and logs of format 2, nor the code that works with them. So this package replays the logs by
-itself, and imports nothing of `hot/` and `lanes/`. `reader` never writes to the shard.
+itself. `reader` never writes to the shard.
 """

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from ..._errors import StoreCorrupt
 from ..._sql import MIGRATING
+from ..._values.errors import StoreCorrupt
 from ..commit.tx import NEVER, TOKEN_BITS, add_acks
 from .values import OldLease, OldResolution
 

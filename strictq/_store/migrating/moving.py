@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
-from ..._hashing import hash_key
-from ..._keys import keyless_lane
 from ..._sql import LOG, MIGRATING, SHARD, TABLES, insert_into
-from .. import migrate
+from ..._values.errors import StoreCorrupt
+from ..._values.hashing import hash_key
+from ..._values.keys import keyless_lane
 from ..commit.tx import RARE
+from ..disk import formats as migrate
 from ..disk import layout
 from ..lane import entries as kinds
 from ..lane.entries import TOKEN_BITS, LaneHolder, pack

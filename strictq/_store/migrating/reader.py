@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
-from ..._sql import MIGRATING, select_all
+from ..._sql import MIGRATING
+from ..._values.errors import StoreCorrupt
 from ..commit.connection import connect
 from .logs import OldLogs
 from .values import STARTS, OldDeadLetter, OldDedup, OldFailure, OldLane, OldLease, OldMessage, OldResolution
@@ -24,8 +24,6 @@ PART_BYTES: Final = 16 << 20
 """A part ends with the message whose body reaches this size."""
 _PART_ROWS: Final = 1_000
 """The number of rows that one statement reads of what has small rows."""
-KEPT: Final = ("outbox", "inlet", "history", "applied", "consumer", "handout", "handout_block", "handout_rejected")
-"""Tables that a later format has, too, beside those of the program."""
 _LEASED: Final = slice(15, 27)
 
 
@@ -111,18 +109,6 @@ class OldShard:
         """Yield each key that has a state, and the state."""
         for lane, key, value in self._rows(MIGRATING.key_states, (0,)):
             yield self._present(key, f"lane {lane}"), value
-
-    def kept_tables(self) -> list[str]:
-        """Return the names of the tables that a migration does not change: KEPT, and the program's own."""
-        return [*KEPT, *(name for (name,) in self._all(MIGRATING.programs_tables))]
-
-    def kept(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of one of these tables, to compare them before and after."""
-        cursor = self._db.execute(select_all(table))
-        try:
-            yield from cursor
-        finally:
-            cursor.close(True)
 
     # ---- parts
 

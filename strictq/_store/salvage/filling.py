@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, groupby, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import apsw
 import attrs
 
-from ..._findings import LostRange
-from ..._hashing import hash_key
-from ..._keys import decode_key, is_keyless, keyless_lane, shared_key
 from ..._sql import LOG, LOOKS, SALVAGE, SHARD, TABLES, insert_into
+from ..._values.findings import LostRange
+from ..._values.hashing import hash_key
+from ..._values.keys import decode_key, is_keyless, keyless_lane, shared_key
 from ..disk import layout
 from ..disk.pages import Row
+from ..disk.topology import NOTHING, Range
 from ..lane import entries as kinds
 from ..lane.entries import TOKEN_BITS, Entry
 from ..lane.live_lane import LaneAtRest
@@ -30,11 +32,11 @@ from ..lane.totals import RunningTotals, StoredMark
 from ..log.log_rows import LogRows
 from ..shard.checking import is_key
 from ..shard.loading import parked_key
-from ..tables import dead, gone, mark
+from ..tables import dead, gone, mark, outputs, parcels
 from ..tables.lane_rows import LaneRows
-from ..topology import Range
-from . import handouts
-from .known import BACK, DIED, ENDED, Journal, KnownLane, arrange, of_row
+from . import recorded_batches
+from .known import BACK, DIED, ENDED, INVALID, Journal, KnownLane, arrange, of_row
+from .owning import Owned
 from .reading import ShardPages
 
 BATCH: Final = 2_000
@@ -47,10 +49,15 @@ UNKNOWN_ARRIVALS: Final = 1 << 32
 REFUSED: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, apsw.SQLError, TypeError)
 """The errors of a row that a table refuses."""
 RANGES_MAX: Final = 10_000
+KEYS_TRIED: Final = 10_000
+"""How many lanes for keyless messages are tried until one belongs to the shard."""
 WAL_BYTES: Final = 16 << 20
 """A WAL of this size is checkpointed between two transactions."""
 _COUNTED_MAX: Final = 1 << 20
 _COPIED: Final = ("dead", "dedup", "key_state", "inlet", "history", "applied", "trouble")
+_KIND_LEFT: Final = {"dead": parcels.DEAD, "dedup": parcels.DEDUP, "key_state": parcels.STATE}
+_COLUMNS_LEFT: Final = {"dead": 6, "dedup": 6, "key_state": 2}
+"""What a parcel has of these tables. Its messages, and what attempts left of them, are still where they were."""
 _BUCKET: Final = 1 << gone.BUCKET_BITS
 _ALL: Final = (1 << _BUCKET) - 1
 _MARK_FIELDS: Final = len(attrs.fields(StoredMark))
@@ -62,10 +69,12 @@ class Filled(NamedTuple):
     Attributes:
         epoch: the newest of any token that was found.
         last_time: queue time of the newest write that was found.
+        app_rows: of parcels: rows of the program that left with their keys and did not arrive in another shard.
     """
 
     epoch: int
     last_time: int
+    app_rows: list[Row]
 
 
 class Filling:
@@ -77,6 +86,7 @@ class Filling:
         db: apsw.Connection,
         file: Path,
         part: Range,
+        owned: Owned,
         note: Callable[[str], None],
         lost: list[LostRange],
         unverified: list[LostRange],
@@ -97,6 +107,9 @@ class Filling:
         self._is_marked = True
         self._mark, self._totals = self._read_mark()
         self._epoch, self._last_token = self._mark.epoch, self._mark.last_token
+        self._meta = {row[0]: row[1] for _, row in pages.rows("meta") if len(row) == 2}
+        self._owned = owned
+        self._leaving, self._left = self._read_parcels()
         self._last_time = 0
         self._top = max(self._mark.mid, self._mark.counted_top)
         self._lsn = max(self._mark.cut, self._mark.counted)
@@ -121,18 +134,53 @@ class Filling:
         self._read_gone()
         self._put("message", self._messages(lanes))
         for table in _COPIED:
-            self._put(table, pages.whole_rows(table))
-        hole = handouts.copy(pages, self._put)
+            columns, rows = _COLUMNS_LEFT.get(table, 0), self._leaving.get(_KIND_LEFT.get(table, 0), ())
+            self._put(table, chain(pages.whole_rows(table), (row[:columns] for row in rows)))
+        self._save_outputs()
+        self._save_ranges()
+        hole = recorded_batches.copy(pages, self._put)
         self._save_outbox()
         journal = self._read_journal(lanes)
         self._decide(journal)
         self._report_lost(journal)
         self._report_doubtful()
-        self._settle_handouts(journal, hole=hole)
+        self._settle_recorded_batches(journal, hole=hole)
         self._write(journal)
-        return Filled(self._epoch, self._last_time)
+        return Filled(self._epoch, self._last_time, self._leaving[parcels.APP])
 
     # ---- rows
+
+    def _save_outputs(self) -> None:
+        rows = iter(self._pages.whole_rows("kept_output"))
+        if (first := next(rows, None)) is not None:
+            outputs.create(self._db)
+            self._put("kept_output", chain([first], rows))
+
+    def _read_parcels(self) -> tuple[dict[int, list[Row]], set[int]]:
+        """Return what left this shard and did not arrive in another one, by kind, and the messages of what did arrive."""
+        back: dict[int, list[Row]] = defaultdict(list)
+        left: set[int] = set()
+        for number, some in groupby(self._pages.whole_rows("parcel"), key=itemgetter(0)):
+            rows = parcels.by_kind(some)
+            if number > self._owned.arrived:
+                for kind, of_kind in rows.items():
+                    back[kind] += of_kind
+                continue
+            try:
+                left.update(parcels.arrivals(rows))
+            except INVALID:
+                self._note("which messages have moved to another shard is not known: they may be delivered again")
+        return back, left
+
+    def _save_ranges(self) -> None:
+        """Keep what the shard owns. Lanes that were on their way from it are in it again."""
+        if self._owned.ranges is None:
+            return
+        self._run("BEGIN IMMEDIATE")
+        parcels.create(self._db)
+        parcels.set_ranges(self._db, self._owned.ranges)
+        self._run(SHARD.write_meta, (parcels.NUMBER, max(self._meta.get(parcels.NUMBER, 0), self._owned.arrived)))
+        self._run("COMMIT")
 
     def _put(self, table: str, rows: Iterable[Row]) -> None:
         """Insert rows, in transactions of bounded size. Rows that the table refuses are left out, and reported."""
@@ -175,7 +223,7 @@ class Filling:
             if not pages.is_verified:
                 unsure.add(row[0])
         found: dict[bytes, KnownLane] = {}
-        for _, row in pages.rows("lane"):
+        for row in chain((row for _, row in pages.rows("lane")), self._leaving.get(parcels.LANE, ())):
             if len(row) != len(LaneAtRest._fields) or not self._is_ours(row[0]):
                 self._note(f"a row that no send writes is left out: lane {row[:2]!r}")
                 continue
@@ -194,7 +242,12 @@ class Filling:
         return found
 
     def _is_ours(self, key: Any) -> bool:
-        return isinstance(key, bytes) and is_key(key) and self._part.owns(hash_key(shared_key(key)))
+        if not (isinstance(key, bytes) and is_key(key)):
+            return False
+        if self._owned.is_stored and self._owned.ranges is not None:
+            return self._owned.ranges.may_hold(hash_key(shared_key(key)))
+        # If what it owns is lost, it has the lanes that are there: no lane is in two shards.
+        return self._owned.ranges is not None or self._part[2:] == NOTHING or self._part.owns(hash_key(shared_key(key)))
 
     def _saw_token(self, token: int) -> None:
         self._epoch = max(self._epoch, token >> TOKEN_BITS)
@@ -225,10 +278,15 @@ class Filling:
             if not seq and is_keyless(key):  # a row that only has the newest arrival number, see `_keep_newest`
                 self._top = max(self._top, arrival)
                 continue
+            if self._is_noted(arrival) and not self._is_ours(key):
+                self._top = max(self._top, arrival)  # its lane has moved to another shard
+                continue
             if not self._is_ours(key) or seq < 1:
                 self._note(f"a row that no send writes is left out: message {arrival} {row[1:3]!r}")
                 continue
             self._top, self._last_time = max(self._top, arrival), max(self._last_time, sent_at)
+            if arrival in self._left:
+                continue
             lane = lanes.get(key)
             if lane is not None:
                 lane.newest = max(lane.newest, seq)
@@ -241,8 +299,7 @@ class Filling:
                 yield (arrival, *row[1:])
 
     def _save_outbox(self) -> None:
-        pages = self._pages
-        known = {row[0]: row[1] for _, row in pages.rows("meta") if len(row) == 2}
+        pages, known = self._pages, self._meta
         waiting = [row for _, row in pages.rows("outbox")]
         incarnation = known.get("incarnation")
         if incarnation is None:
@@ -439,7 +496,7 @@ class Filling:
 
     # ---- what was recorded
 
-    def _settle_handouts(self, journal: Journal, *, hole: bool) -> None:
+    def _settle_recorded_batches(self, journal: Journal, *, hole: bool) -> None:
         leased: Counter[int] = Counter()
         for lane in journal.lanes.values():
             grant = lane.live.grant
@@ -447,7 +504,7 @@ class Filling:
                 present = set(lane.arrivals)
                 leased[grant.token] += sum(i in present for _, i in lane.live.leased())
         self._run("BEGIN IMMEDIATE")
-        still = handouts.settle(self._db, self._note, leased, hole=hole)
+        still = recorded_batches.settle(self._db, self._note, leased, hole=hole)
         self._commit()
         for lane in journal.lanes.values():
             grant = lane.live.grant
@@ -491,6 +548,8 @@ class Filling:
         stored.fold_position, stored.cut, stored.mid = void + self._top, void, self._top
         stored.counted, stored.counted_top = void, self._top
         stored.epoch, stored.last_token = self._epoch, self._last_token
+        stored.features |= mark.DEDUP_IDS  # messages may have them
+        stored.features |= mark.RANGES | mark.PARCELS if self._owned.ranges is not None else 0
         stored.seq_floor = max(self._mark.seq_floor, journal.floor, beyond if self._unknown_lanes else 0)
         mark.write(db, stored, totals)
         self._run("COMMIT")
@@ -499,6 +558,7 @@ class Filling:
         """Let a row have the newest arrival number, so that it is never issued again. It is that of a resolved message."""
         top, db = self._top, self._db
         if db.execute(LOG.newest).get[1] < top:
-            key = next(key for n in count() if self._part.owns(hash_key(key := keyless_lane(n))))
+            # A shard that was created without a range takes any key: nothing reads the row.
+            key = next((key for n in range(KEYS_TRIED) if self._part.owns(hash_key(key := keyless_lane(n)))), keyless_lane(0))
             self._run(SALVAGE.add_newest, (top, key))
             gone.write(db, self._part.shard, top >> gone.BUCKET_BITS, 1 << (top & gone.BUCKET_MASK))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..._keys import ASIDE, is_keyless
+from ..._values.keys import ASIDE, is_keyless
 from ..lane import entries as kinds
 from ..lane.entries import Entry, decode_groups, decode_keys, is_charged, unpack
 from ..lane.live_lane import Grant, LaneAtRest, LiveLane, dense_from, lease_of_row
@@ -29,7 +29,7 @@ UNKNOWN: Final = -1
 _RESOLVING: Final = frozenset((kinds.ACK, kinds.ACK_FIRST, kinds.REJECT, kinds.DROP, kinds.PURGE, kinds.EXPIRE))
 _GAP_MAX: Final = 1 << 20
 _ID_BYTES: Final = 8
-_INVALID: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError)
+INVALID: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
 class KnownLane:
@@ -117,7 +117,7 @@ def of_row(row: LaneAtRest, parts: Sequence[tuple[int, bytes]], *, is_verified: 
     try:
         live.adopt_opts(row.opts)
         lane.ids = _ids_of(row, parts)
-    except _INVALID:
+    except INVALID:
         lane.is_verified = False
         live.rare = live.holes = None
         lane.ids = array("q")
@@ -132,7 +132,7 @@ def of_row(row: LaneAtRest, parts: Sequence[tuple[int, bytes]], *, is_verified: 
         lane.beside.update(rare.front, rare.waiting)
         rare.front, rare.waiting = rare.front[: rare.front_held], []
     if row.token is not None:
-        with suppress(*_INVALID):
+        with suppress(*INVALID):
             at, low, holder = lease_of_row(row)
             some = [(seq, i) for seq, i in enumerate(lane.ids[: row.held or 0], lane.first) if i > 0]
             lane.lease(Grant(row.token, row.deadline or 0, at, holder, [live]), [*(rare.front if rare else ()), *some])
@@ -210,7 +210,7 @@ class Journal:
         try:
             self._count(entry)
             self._add(entry)
-        except _INVALID:
+        except INVALID:
             self.skipped += 1
 
     def _add(self, entry: Entry) -> None:
@@ -269,6 +269,8 @@ class Journal:
         elif kind in _RESOLVING:
             live.active = at
             live.resolve(ids)
+            if holder == kinds.NEXT:
+                live.started = max(live.started, live.first)
             lane.settle()
         elif kind in (kinds.NACK, kinds.DEFER):
             self._postpone(lane, ids[0], entry)

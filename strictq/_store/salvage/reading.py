@@ -35,10 +35,14 @@ _SHAPES: Final[dict[str, Shape]] = {
     "outbox": (2, (_INT, _INT, _BLOB), 12),
     "applied": (2, (_TEXT, _INT, _INT), 6),
     "history": (0, (_ROWID, _BLOB), 16),
+    "kept_output": (0, (_ROWID, _BLOB, _INT, _INT, _TEXT), 5),
+    "parcel": (3, (_INT, _INT, _INT), 21),
 }
 """The tables whose pages differ from those of any other table."""
-_KEY_AT: Final = {"message": 1, "lane": 0, "pending": 0, "dead": 0, "key_state": 0}
+_KEY_AT: Final = {"message": 1, "lane": 0, "pending": 0, "dead": 0, "key_state": 0, "kept_output": 1}
 """The column of these tables that has the key of a lane."""
+_OPTIONAL: Final = frozenset(("kept_output", "parcel"))
+"""Tables that a new shard does not have."""
 _ADDED: Final = {"history": 2}
 """Columns that were appended after format 1. Rows that it wrote lack them; SQLite reads NULL."""
 
@@ -84,12 +88,14 @@ class ShardPages:
             self._note("its schema is damaged: the program's own tables are not saved")
             self._expect_a_new_layout()
             return
-        self._roots = {name: root for name, (kind, root) in found.items() if kind == "table" and name in self._roots}
+        self._roots = {
+            name: root for name, (kind, root) in found.items() if kind == "table" and (name in self._roots or name in _OPTIONAL)
+        }
         self.app = [(name, root) for name, (kind, root) in found.items() if kind == "table" and str(name).startswith("app_")]
 
     def _expect_a_new_layout(self) -> None:
         """Keep only tables that begin where a new shard has them. A migrated shard has them elsewhere."""
-        other = [name for name in _SHAPES if not self._begins_there(name)]
+        other = [name for name in _SHAPES if name in self._roots and not self._begins_there(name)]
         for name in other:
             self._note(f"where its table {name} begins is not known")
         for name in other if not other else list(self._roots):

@@ -19,29 +19,33 @@ from typing import Any, Final
 
 import apsw
 
-from ... import _files as files
-from ... import _hints as hints
-from ..._clock import Clock
-from ..._config import QueueConfig
-from ..._errors import InvalidArgument, QueueNotFound, SchemaMismatch, StoreBusy, StoreError, StrictqError
-from ..._files import real_path
-from ..._findings import LostRange, Salvaged
-from ..._sql import CHECK, SALVAGE, insert_into
-from .. import catalog, migrate
+from ..._platform import files
+from ..._platform.clock import Clock
+from ..._platform.files import real_path
+from ..._sql import CHECK, SALVAGE, insert_into, with_columns
+from ..._values import hints
+from ..._values.config import QueueConfig
+from ..._values.errors import InvalidArgument, QueueNotFound, SchemaMismatch, StoreBusy, StoreError, StrictqError
+from ..._values.findings import LostRange, Salvaged
 from ..bulk import staging
-from ..catalog import Catalog
-from ..check import check_queue
+from ..catalog import contents, queue_db
+from ..catalog.contents import Catalog
 from ..commit.calls import bound
 from ..commit.connection import connect, translate
-from ..commit.tx import NEVER, Tx
+from ..commit.tx import NEVER
+from ..disk import formats as migrate
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row
+from ..disk.topology import Range
 from ..shard import expiring
-from ..shard.shard_lanes import ShardLanes
-from ..shard_file import Shard
-from ..store import Store
-from ..topology import Range
+from ..shard.shard_file import Shard
+from ..shard.shard_lanes import ShardLanes, Tx
+from ..tables import app_rows, parcels
+from ..whole.check import check_queue
+from ..whole.store import Store
+from . import owning
 from .filling import BATCH, REFUSED, Filled, Filling
+from .known import INVALID
 from .reading import ShardPages, version_of
 
 ALONE_SECONDS: Final = 5.0
@@ -80,7 +84,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
 def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
     """Return the contents of queue.db, or, if it is damaged, what the shards record of it."""
     try:
-        return catalog.read(path, read_only=True)
+        return queue_db.read(path, read_only=True)
     except StrictqError as e:
         files.require_descriptors()
         notes.append(f"queue.db can't be read ({e}): shards and configuration are taken from the shards")
@@ -95,7 +99,7 @@ def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
                 pages.close()
             config = QueueConfig.from_json(meta["config"])
             break
-    return catalog.new(max(int(file.stem.removeprefix("shard-")) for file in found) + 1, "full", config, clock)
+    return contents.new(max(int(file.stem.removeprefix("shard-")) for file in found) + 1, "full", config, clock)
 
 
 class _Salvage:
@@ -112,14 +116,15 @@ class _Salvage:
 
     def run(self, out: Path) -> Salvaged:
         known = self.known
-        fresh = catalog.new(len(known.topology), known.durability, known.config, self.clock)
+        fresh = contents.new(len(known.topology), known.durability, known.config, self.clock)
         fresh = fresh._replace(topology=known.topology)
         shards: list[ShardPages] = []
         try:
             shards.extend(self._opened(part) for part in known.topology)
             self.working.mkdir(mode=0o700)
-            catalog.build(self.working, fresh, self.clock)
-            filled = [self._fill(part, pages) for part, pages in zip(known.topology, shards, strict=True)]
+            queue_db.build(self.working, fresh, self.clock)
+            owned = owning.of_queue(shards, known.topology.ranges, self._note)
+            filled = [self._fill(*one) for one in zip(known.topology, shards, owned, strict=True)]
             self._begin_epoch(filled)
             self._define_app_schema()
             if (self.path / staging.DIRECTORY).is_dir():
@@ -137,11 +142,12 @@ class _Salvage:
                 hook=None,
             )
             try:
-                for shard, pages in zip(store.shards, shards, strict=True):
+                for shard, pages, found in zip(store.shards, shards, filled, strict=True):
                     while shard.run(_end_leases):
                         pass
                     for name, root in pages.app:
                         self._save_app(shard, pages, name, root)
+                    self._take_back(shard, found.app_rows)
                 for problem in check_queue(store, fix=True):
                     if not problem.fixed:
                         self.notes.append(f"shard {problem.shard}: {problem.rule}: {problem.detail}")
@@ -160,7 +166,8 @@ class _Salvage:
         )  # fmt: skip
 
     def _note(self, shard: int, text: str) -> None:
-        self.notes.append(f"shard {shard}: {text}")
+        if (noted := f"shard {shard}: {text}") not in self.notes:  # some tables are read twice
+            self.notes.append(noted)
 
     def _opened(self, part: Range) -> ShardPages:
         mark = wal_file.read_mark(self.path / layout.MARKS, part.shard)
@@ -210,12 +217,12 @@ class _Salvage:
         finally:
             files.remove_tree(place)
 
-    def _fill(self, part: Range, pages: ShardPages) -> Filled:
+    def _fill(self, part: Range, pages: ShardPages, owned: owning.Owned) -> Filled:
         file, note = self.working / part.file, partial(self._note, part.shard)
         db = None
         try:
             db = connect(str(file), durability="full")
-            filled = Filling(pages, db, file, part, note, self.lost, self.unverified).fill()
+            filled = Filling(pages, db, file, part, owned, note, self.lost, self.unverified).fill()
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as e:
             raise translate(e, part.shard, db) from e
@@ -231,13 +238,13 @@ class _Salvage:
         offset = max(clock.wall(), newest) - clock.boot()
         if known.boot_id == clock.boot_id():
             offset = max(known.time_offset, newest - clock.boot())
-        catalog.begin_at_epoch(self.working, max([known.epoch, *(shard.epoch for shard in filled)]))
-        catalog.raise_epoch(self.working, clock.boot_id(), offset)
+        queue_db.begin_at_epoch(self.working, max([known.epoch, *(shard.epoch for shard in filled)]))
+        queue_db.raise_epoch(self.working, clock.boot_id(), offset)
 
     def _define_app_schema(self) -> None:
         try:
-            for _, sql in catalog.app_schema(self.path, 0, read_only=True):
-                catalog.add_app_schema(self.working, sql)
+            for _, sql in queue_db.app_schema(self.path, 0, read_only=True):
+                queue_db.add_app_schema(self.working, [sql])
         except StrictqError as e:
             self.notes.append(f"the program's own tables are not saved: their definitions can't be read ({e})")
 
@@ -258,12 +265,24 @@ class _Salvage:
                     whole[keyed[0]] = rowid
                 yield tuple(whole)
 
-        statement, following = insert_into(name, len(columns)), rows()
-        while batch := list(islice(following, BATCH)):
-            for error in shard.run(bound(_insert, statement, batch)):
-                self._note(shard.number, f"a row that the table {name} refuses is left out ({error})")
+        self._insert_app(shard, name, insert_into(name, len(columns)), rows())
         if tree.lost:
             self._note(shard.number, f"a part of the table {name} is lost")
+
+    def _take_back(self, shard: Shard, parcel: list[Row]) -> None:
+        """Save rows of the program that were on their way to another shard."""
+        try:
+            found = list(app_rows.unpacked(parcel, parcels.COLUMNS))
+        except (*INVALID, RuntimeError):
+            self._note(shard.number, "rows of the program's tables that were on their way to another shard are lost")
+            return
+        for name, columns, rows in found:
+            self._insert_app(shard, name, with_columns(name, columns), iter(rows))
+
+    def _insert_app(self, shard: Shard, name: str, statement: str, rows: Iterator[Row]) -> None:
+        while batch := list(islice(rows, BATCH)):
+            for error in shard.run(bound(_insert, statement, batch)):
+                self._note(shard.number, f"a row that the table {name} refuses is left out ({error})")
 
 
 def _totals(lanes: ShardLanes) -> tuple[int, int]:

@@ -14,31 +14,53 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt, StrictqError
-from ..._hashing import hash_key
-from ..._keys import ASIDE, decode_key, encode_key, is_keyless, shared_key
-from ..._sql import CHECK, LOOKS, TABLES
-from ..commit.tx import Tx
+from ..._sql import CHECK, LOOKS, OUTPUTS, TABLES, TURNS
+from ..._values.errors import StoreCorrupt, StrictqError
+from ..._values.findings import Problem
+from ..._values.hashing import hash_key
+from ..._values.keys import ASIDE, decode_key, encode_key, is_keyless, shared_key
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LaneAtRest, LiveLane, parse_done
 from ..lane.memory import ShardMemory, StoreLimits
-from ..tables import gone
+from ..tables import gone, mark, outputs, parcels, tenant_depths, turn_rows
 from . import message_opts
 from .auditing import AuditedMemory
-from .counting import lanes_at_rest
+from .counting import depths_by_tenant, lanes_at_rest
 from .loading import Loader
 from .looking import LaneView, depth_of
-from .shard_lanes import ShardLanes, last_outbox
+from .shard_lanes import ShardLanes, Tx, last_outbox
 
 Fix = Callable[[Tx], None]
 Finding = tuple[str, str, Fix | None]
 """rule, detail, and the repair, if one is possible without a loss."""
+Found = list[tuple[Problem, Fix | None]]
 
 STEP: Final = 1_000
 FINDINGS_MAX: Final = 100
+PROBLEMS_MAX: Final = 1_000
 _ALL: Final = 1 << 40
 _INVALID: Final = (StoreCorrupt, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Found:
+    """Return every broken invariant of a shard, at most PROBLEMS_MAX, in one read transaction.
+
+    Args:
+        owns: whether a hash belongs to this shard.
+        shards: the number of the queue's shards.
+    """
+    damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
+    if damage:
+        # The contents of the tables are not reliable.
+        return [(Problem(shard, "integrity", text), None) for text in damage]
+    found: Found = []
+    try:
+        for rule, detail, fix in islice(problems(db, shard, owns, shards), PROBLEMS_MAX):
+            found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
+    except UnicodeDecodeError as e:
+        found.append((Problem(shard, "unreadable", f"a text is not UTF-8: {e}"), None))
+    return found
 
 
 def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
@@ -48,7 +70,7 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
     in `gone` or waits for the next fold. Every unresolved message has its row.
 
     Args:
-        owns: whether a hash belongs to this shard.
+        owns: whether a hash belonged to this shard when it was created. Ranges that have moved since are taken from the shard.
         shards: the number of the queue's shards.
     """
     memory = AuditedMemory(shard, StoreLimits())
@@ -59,11 +81,14 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
         # Without a memory, nothing else can be compared.
         yield "log", _text(e), None
         return
-    check = _Check(store, owns)
+    check = _Check(store, owns if memory.ranges is None else memory.ranges.may_hold)
     for problem in [*memory.findings[:FINDINGS_MAX], *islice(check.arrivals(), FINDINGS_MAX)]:
         check.doubtful = True
         yield "log", problem, None
     yield from check.lanes()
+    yield from check.turns()
+    yield from check.depths()
+    yield from check.parcels()
     yield from check.messages()
     yield from check.dead_letters()
     yield from check.others()
@@ -83,6 +108,7 @@ class _Check:
     Attributes:
         unresolved: the arrival numbers of all unresolved messages, without those of unreadable lanes.
         unreadable: the number of these.
+        leaving: the arrival numbers of messages on their way to another shard.
         doubtful: lanes may have lost messages, so that a repair must not delete rows or set a total.
         endless: by token, how many messages leases without a deadline have. `endless_of`: their lanes and consumers.
     """
@@ -93,6 +119,7 @@ class _Check:
         self._run: Any = store.db.execute
         self._owns = owns
         self.unresolved = array("q")
+        self.leaving: set[int] = set()
         self.n_lanes = 0
         self.unreadable = 0
         self.doubtful = False
@@ -245,6 +272,48 @@ class _Check:
 
     # ---- messages
 
+    def turns(self) -> Iterator[Finding]:
+        """Check that the ready lanes at rest are those that tenants take turns with."""
+        store = self._store
+        if not store.memory.mark.features & mark.TURNS:
+            return
+        separator = turn_rows.separator_of(store.db)
+        if separator is not None:
+            for (key,) in store.run(TURNS.wrong, (FINDINGS_MAX,)):
+                yield "turn", f"lane {key!r} is not listed where its row says", _fill_turns(separator)
+
+    def depths(self) -> Iterator[Finding]:
+        """Check that the depths of tenants are those of their lanes."""
+        store, counts = self._store, self._store.memory.counts
+        if counts is None or self.doubtful:
+            return
+        stored, counted = store.tenant_depths(), depths_by_tenant(store, counts.separator)
+        if stored != counted:
+            name = next(name for name in sorted(stored | counted) if stored.get(name) != counted.get(name))
+            detail = f"tenant {name!r} has {counted[name]} unresolved messages, not {stored.get(name, 0)}"
+            yield "tenant_depth", detail, _fill_depths(counts.separator)
+
+    def parcels(self) -> Iterator[Finding]:
+        """Check that lanes on their way to another shard have their messages, and are not here as well."""
+        store = self._store
+        if not store.memory.mark.features & mark.PARCELS:
+            return
+        for number in parcels.numbers(self._db):
+            try:
+                found = parcels.rows(self._db, number)
+                arrivals = parcels.arrivals(found)
+                keys = [row[0] for row in found.get(parcels.LANE, ())]
+            except _INVALID as e:
+                self.unreadable += 1
+                yield "parcel", f"parcel {number}: {_text(e)}", None
+                continue
+            self.leaving.update(arrivals)
+            missing = set(arrivals).difference(store.log.keys(arrivals))
+            if missing and parcels.FLOORS in found and parcels.MESSAGE not in found:
+                yield "parcel", f"parcel {number} has no row {min(missing)} in `message`", None
+            for row in store.rows.load(keys):
+                yield "parcel", f"lane {row.key!r} has left with parcel {number}, and is still here", None
+
     def messages(self) -> Iterator[Finding]:
         store, run = self._store, self._run
         memory = store.memory
@@ -262,9 +331,6 @@ class _Check:
             after = rows[-1][0]
             dead = {i for (i,) in run(LOOKS.dead_between, (rows[0][0], after)).fetchall()}
             for i, key, seq, opts, due, expires, has_body in rows:
-                if key != seen_key:
-                    seen_key = key
-                    yield from self._key(key, "message")
                 bucket = i >> gone.BUCKET_BITS
                 if bucket not in buckets:
                     try:
@@ -275,13 +341,16 @@ class _Check:
                 while at < len(mine) and mine[at] < i:
                     at += 1
                 is_pending, is_dead = at < len(mine) and mine[at] == i, i in dead
+                if key != seen_key and (is_pending or is_dead or memory.ranges is None):
+                    seen_key = key
+                    yield from self._key(key, "message")
                 noted = bool(buckets[bucket] >> (i & gone.BUCKET_MASK) & 1)
                 where = f"row {i} of `message`, seq {seq} of key {key!r},"
                 if is_pending and is_dead:
                     yield "dead_seq", f"{where} is unresolved and a dead letter", None
-                elif noted and (is_pending or is_dead):
+                elif noted and (is_pending or is_dead or i in self.leaving):
                     yield "gone", f"{where} is not resolved, but noted as such", _unnote(i)
-                elif not (is_pending or is_dead or noted or i in fresh or self.unreadable):
+                elif not (is_pending or is_dead or noted or i in fresh or i in self.leaving or self.unreadable):
                     self.doubtful |= memory.totals.pending != len(mine)
                     fix = None if self.doubtful else _note(i)
                     yield "gone", f"{where} is resolved, but its row is not noted for deletion", fix
@@ -301,6 +370,9 @@ class _Check:
 
     def others(self) -> Iterator[Finding]:
         run, memory = self._run, self._store.memory
+        # Like the history, kept outputs stay where a message has ended.
+        for (key,) in run(OUTPUTS.keys) if outputs.has_table(memory.mark) and memory.ranges is None else ():
+            yield from self._key(key, "kept output")
         for (key,) in run(LOOKS.parts_of_none):
             yield "pending", f"there are ids of lane {key!r}, which has none", _delete(LOOKS.drop_parts_of_none, key)
         for i, attempts in run(LOOKS.trouble_of_none):
@@ -327,29 +399,29 @@ class _Check:
     def recorded(self) -> Iterator[Finding]:
         """Check the batches of named consumers: their rows, their blocks, and the leases of open ones."""
         run = self._run
-        for consumer, n, state, last, acked, floor in run(CHECK.handout_consumers):
+        for consumer, n, state, last, acked, floor in run(CHECK.recorded_batch_consumers):
             row = "no row" if last is None else f"newest {last}, acked {acked}, not kept {floor}"
-            yield "handout", f"batch {n} of {consumer!r} is {state}, but the consumer has {row}", None
-        for consumer, n, state, messages, size, blocks, packed, stored, newest in run(CHECK.handout_blocks):
+            yield "recorded_batch", f"batch {n} of {consumer!r} is {state}, but the consumer has {row}", None
+        for consumer, n, state, messages, size, blocks, packed, stored, newest in run(CHECK.recorded_batch_blocks):
             if newest + 1 != blocks:
-                yield "handout", f"batch {n} of {consumer!r} lacks a block", None
+                yield "recorded_batch", f"batch {n} of {consumer!r} lacks a block", None
             elif (0 if state == "released" else messages, size) != (packed, stored):
                 detail = f"has {messages} messages in {size} bytes, its blocks {packed} in {stored}"
-                yield "handout", f"batch {n} of {consumer!r} {detail}", None
-        for what, consumer, n in run(CHECK.handout_orphans):
-            yield "handout", f"there is a {what} of batch {n} of {consumer!r}, which does not exist", None
+                yield "recorded_batch", f"batch {n} of {consumer!r} {detail}", None
+        for what, consumer, n in run(CHECK.recorded_batch_orphans):
+            yield "recorded_batch", f"there is a {what} of batch {n} of {consumer!r}, which does not exist", None
         states: dict[tuple[str, int], str] = {}
-        for consumer, n, state, token, messages, rejected in run(LOOKS.handouts):
+        for consumer, n, state, token, messages, rejected in run(LOOKS.recorded_batches):
             states[consumer, token] = state
             pending = self.endless[token]
             if state == "open" and messages != pending + rejected:
                 detail = f"was made of {messages} messages and holds {pending + rejected}"
-                yield "handout", f"batch {n} of {consumer!r} {detail}", None
+                yield "recorded_batch", f"batch {n} of {consumer!r} {detail}", None
         for token, consumer, key in self.endless_of:
             state = states.get((consumer, token), "")
             if state != "open":
                 fix = _end_lease(key, token) if state == "released" else None
-                yield "handout", f"the lease of lane {key!r} has no end, but belongs to no open batch of {consumer!r}", fix
+                yield "recorded_batch", f"the lease of lane {key!r} has no end, but belongs to no open batch of {consumer!r}", fix
 
     def totals(self) -> Iterator[Finding]:
         totals = self._store.memory.totals
@@ -381,9 +453,11 @@ def is_key(key: bytes) -> bool:
 
 def _are_possible(opts: str | None, due: int | None, expires: int | None, shard: int) -> bool:
     try:
-        headers, *numbers = message_opts.decode(opts, shard)
+        headers, *numbers, dedup_id = message_opts.decode(opts, shard)
         if headers is not None:
             json.loads(headers)
+        if dedup_id is not None and not isinstance(dedup_id, str):
+            return False
         return (due or 0) >= 0 and (expires or 0) >= 0 and all(n is None or isinstance(n, (int, float)) for n in numbers)
     except _INVALID:
         return False
@@ -427,6 +501,24 @@ def _whole(loader: Loader, key: bytes) -> LiveLane:
 def _delete(statement: str, value: Any) -> Fix:
     def fix(tx: Tx) -> None:
         tx.run(statement, (value,))
+
+    return fix
+
+
+def _fill_turns(separator: str) -> Fix:
+    def fix(tx: Tx) -> None:
+        turn_rows.rebuild(tx.db, separator, create=False)
+
+    return fix
+
+
+def _fill_depths(separator: bytes) -> Fix:
+    def fix(tx: Tx) -> None:
+        store = tx.lanes
+        tenant_depths.rebuild(tx.db, depths_by_tenant(store, separator), create=False)
+        if store.memory.counts is not None:
+            store.memory.counts.forget_depths(tenant_depths.some(tx.db))
+        store.add_feature(mark.TENANT_DEPTHS)  # writes the mark as of now
 
     return fix
 
@@ -541,6 +633,8 @@ def differences(store: ShardLanes) -> Iterator[str]:
     for name in ("lanes", "pending", "dead"):
         if getattr(mine.totals, name) != getattr(fresh.totals, name):
             yield f"its total {name} is {getattr(mine.totals, name)}, not {getattr(fresh.totals, name)}"
+    if store.tenant_depths() != other.tenant_depths():
+        yield "its depths of tenants differ"
     if mine.dirty.keys() != fresh.dirty.keys():
         yield f"it has {len(mine.dirty)} changed lanes, not {len(fresh.dirty)}"
     for key, lane in list(mine.lanes.items()):

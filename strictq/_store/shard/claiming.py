@@ -5,38 +5,75 @@ The batch rule: take the oldest ready lane that nobody holds, with as many of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heappop
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heapreplace
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
-from ..._config import QueueConfig
-from ..commit.tx import SECOND, Tx
+import apsw
+
+from ..._values import retries
+from ..._values.config import QueueConfig
+from ..._values.tenants import COMMON
+from ..commit.tx import SECOND
+from ..disk.rate_file import RECEIVE, Rate
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
 from ..lane.live_lane import TAKEN, LiveLane
-from ..lane.memory import M_BODY, M_OPTS, Group, MessageRow
-from ..lane.order import place_of_retry
-from ..tables import resting, trouble
-from . import ending, expiring, history, retries
+from ..lane.memory import M_BODY, M_EXPIRES, M_ID, M_OPTS, Group, MessageRow
+from ..lane.order import place_of_arrival, place_of_retry
+from ..lane.turns import ReadyLanes, Tenant, TenantTurns
+from ..tables import resting, trouble, turn_rows
+from . import ending, expiring, history
 from .leases import KEY, Claimed, Request, Row
 from .loading import NeedsTransactionError
 from .message_opts import row_of
-
-if TYPE_CHECKING:
-    from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 LOADED_TOGETHER: Final = 32
 """How many lanes at rest are loaded at once, in the order of their index."""
+LOADED_OF_TENANT: Final = 4
+"""The same for one of many tenants, which may get only a few of the messages of a claim."""
 ENDED_STEP: Final = 512
 """How many ended delays and leases one claim handles. The rest is left to the next one."""
 CULL_STEP: Final = 200
 """How many messages, expired or out of attempts, one claim removes. The rest is left to the next one."""
+SLOTS_LOOK: Final = 20_000
+"""The microseconds after which a tenant is looked at again whose leases in other shards may have ended."""
 SIZED_TOGETHER: Final = 1_000
 """How many messages of a claim that is limited in bytes are planned before their sizes are read."""
 ALONE_MAX: Final = 16
 """A claim of more messages is a transaction: its cost does not matter, and lanes at rest need it."""
-Fill = Callable[["ShardLanes", Claimed, list[Group]], None]
+Fill = Callable[[ShardLanes, Claimed, list[Group]], None]
+
+
+class Commit(Protocol):
+    """The transaction of a claim."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is committed."""
+        ...
+
+
+Brought = tuple[Any, Commit, Claimed]
+"""The Shard of a claim, its transaction, and its leases."""
+
+
+class Attempt:
+    """An attempted claim by a single statement.
+
+    Attributes:
+        brought: gets the claim just before it is committed, for a caller that is interrupted.
+    """
+
+    __slots__ = ("brought", "committed", "request")
+
+    def __init__(self, request: Request, brought: list[Brought]) -> None:
+        self.request = request
+        self.brought = brought
+        self.committed = False
 
 
 def _plain(lane: LiveLane, most: int) -> list[int] | None:
@@ -51,6 +88,37 @@ def _plain(lane: LiveLane, most: int) -> list[int] | None:
     return None if 0 in ids else ids
 
 
+def _at_rest(turns: TenantTurns, tenant: Tenant) -> tuple[str, bytes | None]:
+    """Return the statement that reads a tenant's lanes at rest, and the name that it takes."""
+    return (resting.OF_TENANT, tenant.name) if turns.rules.separator else (resting.READY, None)
+
+
+def _below(tenant: Tenant, side: ReadyLanes) -> int:
+    """Return the place before which the lanes of a list are."""
+    return NEVER if side is tenant.fresh else tenant.mark
+
+
+def of(store: ShardLanes) -> Claiming:
+    """Return the planner of claims of these lanes."""
+    found: Claiming | None = store.planner
+    if found is None:
+        found = store.planner = Claiming(store)
+    return found
+
+
+def outlook(store: ShardLanes, now: int) -> tuple[bool, int]:
+    """Return whether a lane may be ready, and a time before which no lease, no delay and no throttling of a tenant ends.
+
+    Memory agrees with the file.
+    """
+    of(store).look_ahead(now)
+    order = store.memory.order
+    at = min(order.next_end, order.next_due)
+    if order.turns is not None and order.turns.blocked_until < NEVER:
+        at = min(at, now + max(1, order.turns.blocked_until - store.rates.now()))
+    return order.may_have_ready, at
+
+
 class Claiming:
     """Plans claims on one shard."""
 
@@ -60,6 +128,19 @@ class Claiming:
         self._loader = store.loader
         self._memory = store.memory
         self._taken: list[LiveLane] = []
+        self._now = 0
+        """The time of the running plan. `_elsewhere`: by tenant, the keys in flight in other shards when it began."""
+        self._elsewhere: Mapping[bytes, int] = {}
+        self._leased: Counter[bytes] = Counter()
+        """By tenant, the lanes that the running plan leases. `_full`: tenants that may lease no more because of these."""
+        self._full: list[bytes] = []
+        self._charged: dict[Tenant, float] = {}
+        """The tenants that the running plan charged, and their times before."""
+        self._owed: list[tuple[Tenant, int]] = []
+        """What these tenants owed their sidelined lanes before the running plan."""
+        self._permit: tuple[bytes, Rate, int] | None = None
+        """What the rate of the last lane's tenant permits to take. `_used`: what the running plan took of such tenants."""
+        self._used: list[tuple[bytes, Rate, int]] = []
         self._tx: Tx | None = None
         self.cut_short = False
         """Whether the last plan left work that is bounded to the next claim."""
@@ -71,9 +152,19 @@ class Claiming:
             config: the queue's settings.
             tx: None: the claim is a single statement, so nothing else may be written.
         """
+        self._taken, self._tx, self.cut_short = [], tx, False  # first: a plan that fails in its next steps is refused, too
+        self._charged, self._owed = {}, []
         if self._memory.unplaced:
             self._loader.place_all()
-        self._taken, self._tx, self.cut_short = [], tx, False
+        if self._memory.order.tenancy is not None:
+            self._settle_turns(self._memory.order.tenancy, now)
+        turns = self._memory.order.turns
+        if turns is not None:
+            self._leased = Counter()
+            if turns.blocked_until < NEVER:
+                turns.unblock(self._store.rates.now())
+        self._now, self._elsewhere = now, request.elsewhere or {}
+        self._return_permits()  # of a plan that was interrupted, or rolled back
         groups: list[Group] = []
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
@@ -81,8 +172,11 @@ class Claiming:
         sized = unsized = 0
         if self._is_something_over(now):
             self._list_what_is_over(now)
-        named = iter(self._in_order(request.keys)) if request.keys is not None else None
-        in_order = named is None and not bounded
+        named = iter(self._in_order(request.keys, request.placed)) if request.keys is not None else None
+        in_order = named is None and not bounded and turns is None
+        in_turn = None if named is not None or bounded or bytes_left is not None else turns
+        if in_turn is not None and (in_turn.rules.limits_deliveries or not in_turn.rules.separator):
+            in_turn = None
         while room > 0:
             if bytes_left is not None and unsized >= SIZED_TOGETHER:
                 bytes_left = self._fit(groups, sized, bytes_left)
@@ -96,12 +190,21 @@ class Claiming:
                     unsized += room - left
                     room = left
                     continue
+            elif in_turn is not None:
+                left = self._take_turns(in_turn, room, request.per_key or room, groups)
+                if left < room:
+                    room = left
+                    continue
             lane = self._next() if named is None else self._next_of(named, now)
             if lane is None:
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
+            if turns is not None and named is None and (limit := self._permitted(turns, lane, limit, room)) == 0:
+                continue
             if not bounded and (plain := _plain(lane, limit)) is not None:
                 groups.append((lane, plain))
+                if turns is not None:
+                    self._charge(turns, lane, len(plain))
                 room -= len(plain)
                 unsized += len(plain)
                 continue
@@ -130,6 +233,8 @@ class Claiming:
                     passed.append(lane)  # it keeps its place, and is listed again at the end
                     continue
             if chosen:
+                if turns is not None:
+                    self._charge(turns, lane, len(chosen))
                 groups.append((lane, chosen))
                 room -= len(chosen)
                 unsized += len(chosen)
@@ -139,7 +244,120 @@ class Claiming:
             self._fit(groups, sized, bytes_left)
         if passed:
             self._list_again(passed)
+        self._uncharge()
+        self._use_permit(0)
+        if bytes_left is not None and turns is not None and self._used:
+            self._return_cut(turns, groups)
         return groups
+
+    def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:
+        """Let tenants take turns only while that is another order than that of arrival: it costs more for each lane."""
+        memory, rules = self._memory, tenancy.rules
+        order, sole = memory.order, memory.sole_tenant
+        if order.turns is None and sole is not None and not rules.sidelines and not rules.limits_deliveries:
+            return
+        if (before := tenancy.mark_time(now)) is not None:
+            self._loader.require_snapshot()
+            tenancy.move_mark(place_of_arrival(self._loader.log.sent_before(before, memory.top) + 1), before)
+        if sole is None or rules.withholds(sole):
+            if order.turns is None:
+                order.begin_turns(sole, memory.lanes)
+        elif order.turns is None:
+            if tenancy.mark and self._first_listed() < tenancy.mark:
+                order.begin_turns(sole, memory.lanes)
+        elif not tenancy.divides(sole):
+            order.end_turns(sole)
+
+    def _first_listed(self) -> int:
+        """Return the place of the first ready lane, while no tenant takes turns; NEVER: there is none."""
+        order, lanes = self._memory.order, self._memory.lanes
+        places, ready, rest = order.arrived_at, order.ready, order.ready_rest
+        while places and ((lane := lanes.get(order.arrived[0])) is None or lane.listed != places[0]):
+            places.popleft()
+            order.arrived.popleft()
+        while ready and ((lane := lanes.get(ready[0][1])) is None or lane.listed != ready[0][0]):
+            heappop(ready)
+        if rest.next == -NEVER:
+            self._loader.require_snapshot()
+            resting.look_ahead(self._db, resting.READY, rest)
+        return min(places[0] if places else NEVER, ready[0][0] if ready else NEVER, rest.next)
+
+    def _return_permits(self) -> None:
+        """Return what tenants were permitted for a claim that is not written."""
+        self._use_permit(0)
+        used, self._used = self._used, []
+        for name, rate, n in used:
+            self._give(name, rate, n)
+
+    def _give(self, name: bytes, rate: Rate, messages: int) -> None:
+        """Return what a tenant was permitted. The same plan may have found it throttled meanwhile."""
+        self._store.rates.give(name, rate, messages)
+        turns = self._memory.order.turns
+        if turns is not None and turns.blocked_until < NEVER:
+            turns.unblock(NEVER - 1)
+
+    def _return_cut(self, turns: TenantTurns, groups: list[Group]) -> None:
+        """Return what tenants were permitted for messages that are too large for the claim."""
+        got: Counter[bytes] = Counter()
+        for lane, ids in groups:
+            got[RECEIVE + turns.of(lane).name] += len(ids)
+        used, self._used = self._used, []
+        for name, rate, n in used:
+            kept = min(n, got[name])
+            got[name] -= kept
+            if kept < n:
+                self._give(name, rate, n - kept)
+            self._used.append((name, rate, kept))
+
+    def keep_permits(self) -> None:
+        """Note that the last plan is written."""
+        self._used = []
+
+    def _permitted(self, turns: TenantTurns, lane: LiveLane, limit: int, room: int) -> int:
+        """Return how many messages of a lane that was taken its tenant's rate permits. If it is none, the lane goes back."""
+        tenant = turns.of(lane)
+        permitted = turns.rules.of(tenant.name)
+        limit = tenant.permitted(-lane.listed, limit, room)
+        self._use_permit(0)
+        if permitted.receive_rate is None:
+            return limit
+        name, rate = RECEIVE + tenant.name, Rate(permitted.receive_rate, permitted.burst)
+        taken, wait = self._store.rates.take(name, rate, limit)
+        if taken:
+            self._permit = name, rate, taken
+        else:  # another process was faster
+            self._list_again([lane])
+            turns.block(tenant, self._store.rates.now() + min(wait, SECOND))
+        return taken
+
+    def _use_permit(self, messages: int) -> None:
+        """Return what the tenant of the last lane was permitted and does not get."""
+        name, rate, taken = self._permit or (b"", None, 0)
+        self._permit = None
+        if rate is not None and taken > messages:
+            self._store.rates.give(name, rate, taken - messages)
+        if rate is not None and messages:
+            self._used.append((name, rate, messages))
+
+    def _charge(self, turns: TenantTurns, lane: LiveLane, messages: int) -> None:
+        """Charge a tenant until the end of the plan. The entry of the claim charges it for good, in every process."""
+        tenant = turns.of(lane)
+        if self._permit is not None:
+            self._use_permit(messages)
+        if tenant.old is not None:
+            self._owed.append((tenant, tenant.owed))
+            tenant.note_taken(-lane.listed, messages)
+        self._charged.setdefault(tenant, tenant.time)
+        self._leased[tenant.name] += 1
+        turns.charge(tenant, messages)
+
+    def _uncharge(self) -> None:
+        turns = self._memory.order.turns
+        if turns is not None:
+            turns.uncharge(self._charged)
+            for name in self._full:
+                turns.slot_is_free(name)  # the next look knows when the leases end, or that they were not made
+        self._charged, self._full = {}, []
 
     def _take_arrived(self, room: int, least: int, limit: int, groups: list[Group]) -> int:
         """Take plain lanes whose heads wait since their arrival, in one pass. Return the room that is left.
@@ -171,6 +389,42 @@ class Claiming:
             room -= len(chosen)
         return room
 
+    def _take_turns(self, turns: TenantTurns, room: int, limit: int, groups: list[Group]) -> int:
+        """Take plain lanes of tenants that nothing is withheld from, in one pass. Return the room that is left.
+
+        It does what the loop of `plan` does, until that must look for lanes at rest, or consider anything else.
+        """
+        lanes, taken, charged, heap = self._memory.lanes, self._taken, self._charged, turns.heap
+        while room > 0 and heap and turns.found:
+            _, serial, tenant = heap[0]
+            if tenant.turn is None or tenant.turn[1] != serial:
+                heappop(heap)
+                continue
+            side = tenant.fresh
+            ready, lane = side.ready, None
+            while ready and ((lane := lanes.get(ready[0][1])) is None or lane.listed != ready[0][0]):
+                heappop(ready)
+            if tenant.old is not None or tenant.mark != turns.mark or lane is None or not ready:
+                break
+            place = ready[0][0]
+            chosen = _plain(lane, limit if limit < room else room) if place <= side.rest.next else None
+            if chosen is None:
+                break
+            heappop(ready)
+            lane.listed = -place
+            taken.append(lane)
+            side.front = place
+            groups.append((lane, chosen))
+            room -= len(chosen)
+            time = tenant.time
+            charged.setdefault(tenant, time)
+            turns.clock = max(turns.clock, time)
+            turns.serial += 1
+            tenant.time = time = time + len(chosen) / turns.weight_of(tenant)
+            tenant.turn = time, turns.serial
+            heapreplace(heap, (time, turns.serial, tenant))
+        return room
+
     def _take(self, lane: LiveLane) -> None:
         lane.listed = -lane.listed or TAKEN
         self._taken.append(lane)
@@ -182,6 +436,11 @@ class Claiming:
 
     def refuse(self) -> None:
         """List the lanes again that a plan has taken, and whose claim was not written."""
+        self._uncharge()
+        self._return_permits()
+        for tenant, owed in reversed(self._owed):
+            tenant.owed = owed
+        self._owed = []
         for lane in self._taken:
             if lane.listed < 0:
                 place, lane.listed = -lane.listed, 0
@@ -205,12 +464,19 @@ class Claiming:
         if lane.grant is None:
             self._memory.place(lane)
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, now: int) -> None:
         """Find the next lanes at rest in each index, and the next ends of delays and leases."""
         order, lanes = self._memory.order, self._memory.lanes
         order.drop_past(lanes)
+        if order.tenancy is not None:
+            self._settle_turns(order.tenancy, now)
+        if order.turns is not None:
+            order.turns.unblock(self._store.rates.now())
+            self._now, self._elsewhere, self._leased = now, {}, Counter()
+            self._first_with_work(order.turns)
         for statement, cursor in (
-            (resting.READY, order.ready_rest), (resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest),
+            *(((resting.READY, order.ready_rest),) if order.turns is None else ()),
+            (resting.DELAYED, order.delayed_rest), (resting.LEASED, order.leased_rest),
         ):  # fmt: skip
             if cursor.next == -NEVER or not cursor.ahead:
                 resting.look_ahead(self._db, statement, cursor)
@@ -225,6 +491,8 @@ class Claiming:
         """Return the ready lane with the oldest head, in memory or at rest, and take it."""
         memory = self._memory
         order, lanes = memory.order, memory.lanes
+        if order.turns is not None:
+            return self._next_in_turn(order.turns)
         while True:
             ready, places = order.ready, order.arrived_at
             from_heap = bool(ready and (not places or ready[0][0] < places[0]))
@@ -251,10 +519,104 @@ class Claiming:
             order.front = place
             return lane
 
-    def _in_order(self, keys: Sequence[bytes]) -> list[LiveLane]:
+    def _next_in_turn(self, turns: TenantTurns) -> LiveLane | None:
+        """Return the oldest ready lane of the tenant whose turn it is, and take it."""
+        lanes = self._memory.lanes
+        while (tenant := self._first_with_work(turns)) is not None:
+            side = tenant.next_side()
+            if not side.ready or side.rest.next < side.ready[0][0]:
+                self._loader.require_snapshot()
+                self._loader.fill_heads(self._take_of_tenant(turns, tenant, side))
+                self._loader.place_all()
+                continue
+            place, key = heappop(side.ready)
+            lane = lanes.get(key)
+            if lane is not None and lane.listed == place:
+                self._take(lane)
+                side.front = place
+                return lane
+        return None
+
+    def _take_of_tenant(self, turns: TenantTurns, tenant: Tenant, side: ReadyLanes) -> list[bytes]:
+        """Return the keys of a tenant's next lanes at rest on one side of the mark."""
+        statement, name = _at_rest(turns, tenant)
+        most = LOADED_TOGETHER if name is None else LOADED_OF_TENANT
+        return resting.take(self._db, statement, side.rest, NEVER, most, name, _below(tenant, side))
+
+    def _first_with_work(self, turns: TenantTurns) -> Tenant | None:
+        """Return the tenant whose turn it is and that has a ready lane, in memory or at rest. Others leave the turns."""
+        if not turns.found:
+            self._loader.require_snapshot()
+            for name in turn_rows.tenants(self._db) if turns.rules.separator else (COMMON,):
+                turns.look(name)
+            turns.found = True
+        while (tenant := turns.first()) is not None:
+            self._find_first(turns, tenant)
+            if not tenant.may_have_some:
+                turns.has_nothing(tenant)
+            elif (until := self._throttled_until(turns, tenant)) is not None:
+                turns.block(tenant, until)
+            else:
+                return tenant
+        return None
+
+    def _find_first(self, turns: TenantTurns, tenant: Tenant) -> None:
+        """Find the first lanes of a tenant, loaded and at rest, on each side of the mark."""
+        lanes = self._memory.lanes
+        for side in tenant.sides:
+            ready, rest = side.ready, side.rest
+            while ready and ((lane := lanes.get(ready[0][1])) is None or lane.listed != ready[0][0]):
+                heappop(ready)
+            if rest.next < (ready[0][0] if ready else NEVER) and not rest.ahead:
+                self._loader.require_snapshot()
+                statement, named = _at_rest(turns, tenant)
+                resting.look_ahead(self._db, statement, rest, named, _below(tenant, side))
+
+    def first_place(self, name: bytes, now: int) -> int:
+        """Return the place of a tenant's first ready lane; NEVER: it has none. Memory agrees with the file."""
+        self.look_ahead(now)
+        turns = self._memory.order.turns
+        if turns is None:
+            return self._first_listed() if name == self._memory.sole_tenant else NEVER
+        tenant = turns.tenants.get(name)
+        if tenant is None:
+            return NEVER
+        self._find_first(turns, tenant)
+        return min(place for side in tenant.sides for place in (side.rest.next, *(one[0] for one in side.ready[:1])))
+
+    def _throttled_until(self, turns: TenantTurns, tenant: Tenant) -> int | None:
+        """Return until when, by the boot clock, a tenant gets nothing; NEVER: until it is changed. None: it gets messages now."""
+        limit = turns.rules.of(tenant.name)
+        if limit.paused:
+            return NEVER
+        if limit.concurrency is not None and (until := self._slots_full_until(tenant.name, limit.concurrency)) is not None:
+            return until
+        if limit.receive_rate is None:
+            return None
+        rates = self._store.rates
+        _, wait = rates.take(RECEIVE + tenant.name, Rate(limit.receive_rate, limit.burst), 0)
+        return rates.now() + min(wait, SECOND) if wait else None  # another process may return what it does not use
+
+    def _slots_full_until(self, tenant: bytes, concurrency: int) -> int | None:
+        """Return until when, by the boot clock, a tenant has as many keys in flight as it may have. None: it has fewer."""
+        counts = self._memory.counts
+        ends = [] if counts is None else counts.in_flight(tenant, self._now)
+        elsewhere = self._elsewhere.get(tenant, 0)
+        if len(ends) + self._leased[tenant] + elsewhere < concurrency:
+            return None
+        if self._leased[tenant]:
+            self._full.append(tenant)
+        wait = min(ends, default=NEVER) - self._now
+        return self._store.rates.now() + (min(wait, SLOTS_LOOK) if elsewhere else wait)
+
+    def _in_order(self, keys: Sequence[bytes], placed: bool) -> list[LiveLane]:
         """Return the lanes of keys in their order of readiness."""
-        self._loader.require_snapshot()
-        lanes = [self._loader.lane(key) for key in keys]
+        loader = self._loader
+        loader.require_snapshot()
+        if placed:
+            loader.fill_heads(keys)
+            keys = [key for key in keys if key in self._memory.lanes]
+        lanes = [loader.lane(key) for key in keys]
         lanes.sort(key=lambda lane: lane.listed or NEVER)
         return lanes
 
@@ -369,17 +731,18 @@ class Claiming:
         first = lane.first + window.index(chosen[0])
         if first <= rare.solo:
             return chosen[:1]
-        seqs = [lane.first + at for at, i in enumerate(window) if i][: len(chosen)]
+        seqs = [first] if len(chosen) == 1 else [lane.first + at for at, i in enumerate(window) if i][: len(chosen)]
         return self._until_due(chosen, seqs, lane, now)
 
     def _until_due(self, chosen: list[int], seqs: Sequence[int], lane: LiveLane, now: int) -> list[int]:
         """Return the messages before the first one that is delayed, whose successors must wait for it."""
         memory = self._memory
-        unknown = [i for i, seq in zip(chosen, seqs, strict=True) if memory.due_of(lane, i, seq) is None]
-        if unknown:
-            self._loader.read_dues(lane, unknown)
-        for at, (i, seq) in enumerate(zip(chosen, seqs, strict=True)):
-            if (memory.due_of(lane, i, seq) or 0) > now:
+        dues = [memory.due_of(lane, i, seq) for i, seq in zip(chosen, seqs, strict=True)]
+        if None in dues:
+            self._loader.read_dues(lane, [i for i, due in zip(chosen, dues, strict=True) if due is None])
+            dues = [memory.due_of(lane, i, seq) for i, seq in zip(chosen, seqs, strict=True)]
+        for at, due in enumerate(dues):
+            if (due or 0) > now:
                 return chosen[:at]
         return chosen
 
@@ -456,10 +819,15 @@ def planned(tx: Tx, request: Request, add: Fill | None = None) -> tuple[Claimed,
         add: adds the messages; None: `fill`.
     """
     store = tx.lanes
-    claiming = store.claiming
+    claiming = of(store)
     out = _prepared(store, request, tx.now, tx.config)
+    if tx.config.paused:
+        return out, []
     groups = claiming.plan(request, max(tx.now, store.memory.at), tx.config, tx)
     out.more = claiming.cut_short
+    turns = store.memory.order.turns
+    if turns is not None and turns.blocked_until < NEVER:
+        out.throttled = max(0, turns.blocked_until - store.rates.now())
     if groups:
         (add or fill)(store, out, groups)
         out.token = store.memory.new_token()
@@ -471,6 +839,11 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
     store = tx.lanes
     holder = encode_holder(request.consumer, request.charge, request.starts)
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
+    of(store).keep_permits()
+    if request.charge_all:
+        started = [(lane, ids[-1:]) for lane, ids in groups if len(ids) > 1]  # the start of a message is that of all before it
+        if started:
+            store.append(kinds.START, started, token=out.token)
     if request.ack_first:
         ending.keep(tx, [i for _, ids in groups for i in ids], history.ACKED, tx.now)
         store.append(kinds.ACK_FIRST, groups, token=out.token)
@@ -484,8 +857,12 @@ def claim_alone(
     Args:
         old: messages up to this one are leased by a transaction.
     """
-    memory, claiming = store.memory, store.claiming
+    memory, claiming = store.memory, of(store)
     if request.room > ALONE_MAX or request.ack_first or request.endless or request.keys is not None or request.packed:
+        return None
+    if request.charge_all and request.room > 1 and request.per_key != 1:
+        return None  # the starts may need an entry of their own
+    if config.paused:
         return None
     memory.unsure = True  # the plan changes the order
     store.loader.alone = True
@@ -510,10 +887,17 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
     holder = encode_holder(request.consumer, request.charge, request.starts)
     at = now if now > memory.at else memory.at
     entry = (memory.seen + 1, kinds.CLAIM, at, memory.top, out.token, out.deadline, holder, encode_groups(groups))
-    if store.append_alone(entry, groups):
-        return True
+    try:
+        if store.append_alone(entry, groups):
+            of(store).keep_permits()
+            return True
+    except apsw.BusyError:  # another process is writing: nothing changed, and the lanes that the plan took are ready
+        memory.unsure = True
+        of(store).refuse()
+        memory.unsure = False
+        raise
     memory.unsure = True
-    store.claiming.refuse()
+    of(store).refuse()
     memory.unsure = False
     return False
 
@@ -535,7 +919,7 @@ def fill(store: ShardLanes, out: Claimed, groups: list[Group]) -> None:
         some: list[Row] = []
         for i in chosen:
             row = get(i)
-            if row is None or len(row) == M_BODY:
+            if row is None or row[M_BODY] is None:
                 if messages is None:
                     messages = store.whole([i for _, ids in groups for i in ids])
                 row = messages.get(i)
@@ -554,4 +938,6 @@ def _rare_row(lane: LiveLane, row: MessageRow, shard: int) -> Row:
     starts, _, _ = lane.attempts(row[0])
     rare = lane.rare
     suspect = rare is not None and rare.solo >= row[2]
+    if rare is not None and row[M_EXPIRES] is not None and row[M_ID] in rare.redriven:
+        row = (*row[:M_EXPIRES], None, *row[M_OPTS:])  # a redrive cleared its TTL
     return row_of(row, lane.key, starts, suspect, shard)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
 from ..._sql import SCAN, choose
+from ..._values.errors import StoreCorrupt
+from ..lane.memory import Group
 from . import claiming
-from .leases import Claimed
-
-if TYPE_CHECKING:
-    from ..lane.memory import Group
-    from .shard_lanes import ShardLanes
+from .leases import Claimed, PackedColumns
+from .shard_lanes import ShardLanes
 
 STEP: Final = 5_000
 """The number of messages that are packed together. A lane with more comes in pieces of its own."""
@@ -28,32 +26,6 @@ ALL: Final = choose(SCAN.packed, {"headers", "id", "sent_at", "body"})
 
 Columns = tuple[str, str, str, str, bytes]
 """seqs, ids, sent_at, sizes, bodies: as in PackedColumns."""
-
-
-class PackedColumns(NamedTuple):
-    """Messages as SQLite packed them. If headers or attempts are wanted, these messages have none.
-
-    Unwanted columns are empty.
-
-    Attributes:
-        messages: their number.
-        keys: stored ones, of the lanes in their order.
-        depths: the number of messages of each lane.
-        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas.
-        bodies: concatenated, with the lengths in `sizes`.
-        fresh: the first of them is the first one of its lane. Otherwise the columns before these begin with its first.
-    """
-
-    shard: int
-    messages: int
-    keys: list[bytes]
-    depths: Sequence[int]
-    seqs: str
-    ids: str
-    sent_at: str
-    sizes: str
-    bodies: bytes
-    fresh: bool = True
 
 
 def of(store: ShardLanes, arrivals: Sequence[int], statement: str = ALL) -> Columns | None:

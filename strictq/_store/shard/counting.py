@@ -8,12 +8,18 @@ so the cost depends neither on the backlog nor on the number of ready lanes.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from ..._keys import is_keyless
 from ..._sql import LOOKS
-from ..lane.live_lane import LiveLane
+from ..._values.keys import is_keyless
+from ..._values.tenants import tenant_of
+from ..lane.entries import NEVER, LaneHolder
+from ..lane.live_lane import Grant, LiveLane
+from ..lane.memory import M_SENT_AT
+from ..lane.order import PLACE_BITS
+from . import claiming
 from .looking import LaneView, depth_of, lane_at_rest
 from .shard_lanes import ShardLanes
 
@@ -86,34 +92,87 @@ def figures(store: ShardLanes, now: int, most: int | None = None) -> ShardFigure
         None: there are more.
     """
     count = _Count(now)
-    for lane in _loaded_apart(store, now):
-        count.add(lane)
+    for grant in _live_grants(store, now):
+        for lane in grant.lanes:
+            if lane.grant is not grant:
+                continue
+            if lane.rare is None and lane.ids is not None:
+                count.in_flight += lane.held - lane.ids[: lane.held].count(0)  # the common case
+            else:
+                count.add(lane)
+    for lane in _loaded_and_waiting(store, now):
+        if lane.grant is None or lane.grant.deadline <= now:
+            count.add(lane)
     lanes, keys = store.memory.lanes, set[bytes]()
-    for statement, values in (
-        (LOOKS.leased_lanes, (now,)), (LOOKS.delayed_lanes, (now,)), (LOOKS.held_lanes, ()),
-    ):  # fmt: skip
-        for (key,) in store.run(statement, values):
-            if _is_at_rest(lanes, key):
-                keys.add(key)
-                if most is not None and len(keys) > most:
-                    return None
+    for (key,) in store.run(LOOKS.lanes_apart, (now,)):
+        if _is_at_rest(lanes, key):
+            keys.add(key)
+            if most is not None and len(keys) > most:
+                return None
     for lane in lanes_at_rest(store, sorted(keys)):
         count.add(lane)
     return ShardFigures(count.in_flight, count.delayed, count.held, *_ages(store))
 
 
+def held_by(store: ShardLanes, now: int) -> Counter[str]:
+    """Return the number of messages that each consumer holds now, by its name."""
+    found: Counter[str] = Counter()
+    for lane, grant in _leased(store, now):
+        found[LaneHolder.decode(grant.holder).consumer] += len(lane.leased())
+    return found
+
+
+class Leased(NamedTuple):
+    """A lane's lease that is not over its deadline: see LaneLease. Times are the queue's."""
+
+    at: int
+    key: bytes
+    consumer: str
+    token: int
+    first: int
+    messages: int
+    deadline: int
+
+
+def longest_leased(store: ShardLanes, now: int, n: int) -> list[Leased]:
+    """Return the n leases that began first and still hold messages. Reads every leased lane."""
+    found = (
+        Leased(
+            grant.at, lane.key, LaneHolder.decode(grant.holder).consumer, grant.token, held[0][0], len(held), grant.deadline
+        )
+        for lane, grant in _leased(store, now)
+        if (held := lane.leased())
+    )  # fmt: skip
+    return heapq.nsmallest(n, found)
+
+
+def _leased(store: ShardLanes, now: int) -> Iterator[tuple[LiveLane, Grant]]:
+    """Return the lanes whose leases are not over their deadlines."""
+    lanes = store.memory.lanes
+    keys = [key for (key,) in store.run(LOOKS.leased_lanes, (now,)) if _is_at_rest(lanes, key)]
+    for lane in (*_loaded_apart(store, now), *lanes_at_rest(store, keys)):
+        if lane.grant is not None and lane.grant.deadline > now:
+            yield lane, lane.grant
+
+
 def _loaded_apart(store: ShardLanes, now: int) -> Iterable[LiveLane]:
     """Return loaded lanes that are leased, delayed or held now, each once."""
-    memory = store.memory
-    lanes, order = memory.lanes, memory.order
-    found = {
-        lane.key: lane
-        for deadline, _, grant in order.ends if deadline > now and grant.left
-        for lane in grant.lanes if lane.grant is grant
-    }  # fmt: skip
-    keys = [key for due, key in order.delays if due > now]
-    found |= {key: lane for key in (*keys, *memory.holds) if (lane := lanes.get(key)) is not None and not lane.rest}
+    found = {lane.key: lane for grant in _live_grants(store, now) for lane in grant.lanes if lane.grant is grant}
+    found |= {lane.key: lane for lane in _loaded_and_waiting(store, now)}
     return found.values()
+
+
+def _live_grants(store: ShardLanes, now: int) -> Iterable[Grant]:
+    """Return the grants of loaded lanes that are not over their deadlines, each once."""
+    return {grant: None for _, _, grant in store.memory.order.ends if grant.left and grant.deadline > now}
+
+
+def _loaded_and_waiting(store: ShardLanes, now: int) -> Iterable[LiveLane]:
+    """Return loaded lanes that are delayed or held now, each once. Some of them may be leased."""
+    memory = store.memory
+    lanes = memory.lanes
+    keys = [key for due, key in memory.order.delays if due > now]
+    return {key: lane for key in (*keys, *memory.holds) if (lane := lanes.get(key)) is not None and not lane.rest}.values()
 
 
 def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
@@ -125,16 +184,20 @@ def _is_at_rest(lanes: dict[bytes, LiveLane], key: bytes) -> bool:
 def _ages(store: ShardLanes) -> tuple[int | None, int | None]:
     """Return when the oldest unresolved message was sent, and the oldest one without an attempt.
 
-    If none of the first AGES_OVER has no attempt, the second time is that of the last of them.
+    If none of the first AGES_OVER has no attempt, the second time is that of the last of them. The next look goes on there.
     """
-    oldest = last = None
-    for n, (i, key, seq) in enumerate(store.arrivals.unresolved()):
-        if n == 0:
-            oldest = i
+    arrivals = store.arrivals
+    oldest = next((i for i, _, _ in arrivals.unresolved()), None)
+    last = None
+    for n, (i, key, seq) in enumerate(arrivals.unresolved(arrivals.attempted)):
+        last = i
         if n == AGES_OVER or not _was_attempted(store, i, key, seq):
-            last = i
             break
-    return _sent_at(store, oldest), _sent_at(store, last)
+    else:
+        last = None
+    arrivals.note_attempted(last)
+    sent_at = _sent_at(store, oldest)
+    return sent_at, sent_at if last == oldest else _sent_at(store, last)
 
 
 def _was_attempted(store: ShardLanes, arrival: int, key: bytes, seq: int) -> bool:
@@ -146,7 +209,13 @@ def _was_attempted(store: ShardLanes, arrival: int, key: bytes, seq: int) -> boo
 
 
 def _sent_at(store: ShardLanes, arrival: int | None) -> int | None:
-    at: int | None = None if arrival is None else store.run(LOOKS.sent_at, (arrival,)).get
+    if arrival is None:
+        return None
+    memory = store.memory
+    if (row := memory.rows.get(arrival) or memory.old_rows.get(arrival)) is not None:
+        known: int = row[M_SENT_AT]
+        return known
+    at: int | None = store.run(LOOKS.sent_at, (arrival,)).get
     return at
 
 
@@ -188,13 +257,13 @@ def waiting(store: ShardLanes, now: int) -> tuple[int, int | None]:
     return n, None
 
 
-def deepest(store: ShardLanes, n: int, by: str, now: int) -> list[tuple[LaneView, int, int]]:
+def deepest(store: ShardLanes, n: int, by: str, now: int, prefix: bytes = b"") -> list[tuple[LaneView, int, int]]:
     """Return the n deepest lanes, or those with the oldest messages, with depth and when the oldest was sent.
 
-    Reads every lane that has messages.
+    Reads every lane that has messages and whose stored key begins with the prefix.
     """
     best: list[tuple[int, bytes, int, int, LiveLane]] = []
-    for lane in _with_messages(store):
+    for lane in _with_messages(store, prefix):
         head = _head(lane)
         if head is None:
             continue
@@ -209,16 +278,51 @@ def deepest(store: ShardLanes, n: int, by: str, now: int) -> list[tuple[LaneView
     ]
 
 
-def _with_messages(store: ShardLanes) -> Iterator[LiveLane]:
+def by_tenant(store: ShardLanes, separator: bytes) -> dict[bytes, tuple[int, int, int]]:
+    """Return the number of messages and of lanes of each tenant, and when its oldest message was sent. Reads every such lane."""
+    found: dict[bytes, tuple[int, int, int]] = {}
+    for lane in _with_messages(store):
+        head = _head(lane)
+        if head is not None:
+            name = tenant_of(lane.key, separator)
+            depth, keys, oldest = found.get(name, (0, 0, head))
+            found[name] = depth + depth_of(lane), keys + 1, min(oldest, head)
+    return {name: (depth, keys, _sent_at(store, oldest) or 0) for name, (depth, keys, oldest) in found.items()}
+
+
+def oldest_of_tenant(store: ShardLanes, tenant: bytes, now: int) -> int | None:
+    """Return when a tenant's first ready message was sent, or a later one before which it was put back. None: it has none."""
+    place = claiming.of(store).first_place(tenant, now)
+    return None if place >= NEVER else _sent_at(store, place >> PLACE_BITS)
+
+
+def depths_by_tenant(store: ShardLanes, separator: bytes) -> Counter[bytes]:
+    """Return the number of unresolved messages of each tenant. Reads every lane that has messages."""
+    found: Counter[bytes] = Counter()
+    for lane in _with_messages(store):
+        if depth := depth_of(lane):
+            found[tenant_of(lane.key, separator)] += depth
+    return found
+
+
+def _with_messages(store: ShardLanes, prefix: bytes = b"") -> Iterator[LiveLane]:
     lanes = store.memory.lanes
     for lane in list(lanes.values()):
-        if not lane.rest:
+        if not lane.rest and lane.key.startswith(prefix):
             yield lane
     run: Any = store.db.execute
-    after = b""
+    if prefix and _is_at_rest(lanes, prefix):
+        yield from lanes_at_rest(store, [prefix])
+    after = prefix
     while rows := run(LOOKS.lanes_with_messages, (after, _STEP)).fetchall():
-        after = rows[-1][0]
-        yield from lanes_at_rest(store, [key for (key,) in rows if _is_at_rest(lanes, key)])
+        keys = [key for (key,) in rows if key.startswith(prefix)]
+        yield from lanes_at_rest(store, [key for key in keys if _is_at_rest(lanes, key)])
+        if len(keys) < len(rows):
+            return
+        after = keys[-1]
 
 
-__all__ = ["FEW", "ShardFigures", "deepest", "figures", "lanes_at_rest", "waiting"]
+__all__ = [
+    "FEW", "Leased", "ShardFigures", "by_tenant", "deepest", "depths_by_tenant", "figures", "lanes_at_rest", "longest_leased",
+    "waiting",
+]  # fmt: skip

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import apsw
 
-from ..._keys import ASIDE, is_keyless
 from ..._sql import TABLES
-from ..commit.tx import Tx
+from ..._values.keys import ASIDE, is_keyless
+from ..commit.tx import SECOND
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
-from ..tables import dead, trouble
+from ..tables import dead, mark, outputs, trouble
 from . import history, parking
+from .shard_lanes import Tx
 
 
 def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | None = None) -> None:
@@ -32,6 +33,29 @@ def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | Non
     )  # fmt: skip
     tx.run(TABLES.keep_ended, values)
     history.trim(tx, len(arrivals))
+
+
+def keep_outputs(tx: Tx, ended: Iterable[tuple[LiveLane, Sequence[int], str]]) -> None:
+    """Keep outputs of messages that are about to be acked, and wake those who wait for them. Delete some old outputs.
+
+    Args:
+        ended: lanes with arrival numbers, and the output of each.
+    """
+    until = tx.now + int(tx.config.output_seconds * SECOND)
+    add_outputs(tx, [(i, lane.key, lane.seq_of(i), until, output) for lane, ids, output in ended for i in ids])
+
+
+def add_outputs(tx: Tx, rows: Sequence[outputs.Kept]) -> None:
+    """Keep these outputs. The first one makes their table."""
+    if not rows:
+        return
+    stored = tx.lanes.memory.mark
+    if not outputs.has_table(stored):
+        outputs.create(tx.db)
+        tx.lanes.add_feature(mark.KEPT_OUTPUTS)
+    outputs.forget_some(tx.db, tx.now, 2 * len(rows))
+    outputs.keep(tx.db, rows)
+    tx.wake = True
 
 
 def bury(tx: Tx, lane: LiveLane, arrival: int, *, kind: str, reason: str | None, starts: int, token: int = 0) -> None:

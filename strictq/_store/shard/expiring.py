@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import apsw
 
 from ..._sql import OPERATE
-from ..commit.tx import NEVER, Tx
+from ..commit.tx import NEVER
 from ..lane import entries as kinds
 from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane
 from ..lane.memory import Group
 from ..tables import resting, trouble
 from . import failures
-
-if TYPE_CHECKING:
-    from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 STEP: Final = 1_000
 """How many lanes one entry names."""
@@ -55,18 +53,25 @@ def note_attempt(
     tx: Tx, lane: LiveLane, arrival: int, failure: failures.AttemptFailure, at: int, *, crashed: bool
 ) -> trouble.Trouble:
     """Store what an attempt left that ends now, before the entry that charges it. Return all that attempts left."""
-    known = trouble.of(tx.db, arrival)
+    noted = attempted(tx.db, lane, arrival, failure, at, tx.now, crashed=crashed)
+    trouble.set_(tx.db, arrival, noted)
+    return noted
+
+
+def attempted(
+    db: apsw.Connection, lane: LiveLane, arrival: int, failure: failures.AttemptFailure, at: int, now: int, *, crashed: bool
+) -> trouble.Trouble:
+    """Return all that attempts left of a message, with one that ends now and is not charged yet."""
+    known = trouble.of(db, arrival)
     starts, crashes, _ = lane.attempts(arrival)
     first_at = known.first_at
     # At a first failure the time is set anew, because retry_for_seconds counts from there and not from a crash.
     if first_at is None or (not crashed and starts == crashes):
-        first_at = tx.now if lane.grant is None else lane.grant.at
-    noted = trouble.Trouble(
+        first_at = now if lane.grant is None else lane.grant.at
+    return trouble.Trouble(
         starts + 1, first_at, failure.error or known.error, failure.output or known.output,
         failures.with_failure(known.errors, starts + 1, at, failure),
     )  # fmt: skip
-    trouble.set_(tx.db, arrival, noted)
-    return noted
 
 
 def end_timed_leases(tx: Tx) -> None:
@@ -83,21 +88,37 @@ def end_timed_leases(tx: Tx) -> None:
     tx.wake = True
 
 
-def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
-    """End the leases of a worker that died, as if their deadlines had passed.
+def end_every_timed(tx: Tx) -> None:
+    """End every lease that has a deadline, and with it its token."""
+    end_timed_leases(tx)  # also loads their lanes
+    some = [lane for lane in tx.lanes.memory.lanes.values() if lane.grant is not None and lane.grant.deadline < NEVER]
+    for at in range(0, len(some), STEP):
+        end(tx, some[at : at + STEP])
+
+
+def end_claims(tx: Tx, claims: Mapping[int, Sequence[int]], single: bool) -> bool:
+    """End the leases of a worker that died, as if their deadlines had passed. Return whether ranges of the queue have moved.
 
     If several messages were running, any of them may be the cause. None is charged, and all are suspects, which run alone. A
     suspect that was running is the cause, and is charged when its lane is claimed.
 
     Args:
+        claims: tokens, by the shard that issued them. Two shards may issue equal ones.
         single: no two messages were ever running together in the process.
     """
+    store, wanted = tx.lanes, {issuer: frozenset(tokens) for issuer, tokens in claims.items()}
+    tokens = [token for some in claims.values() for token in some]
+    has_moved = store.memory.ranges is not None
     if not tokens:
-        return
-    store, wanted = tx.lanes, set(tokens)
+        return has_moved
     rested = store.run(OPERATE.leased_by, (apsw.carray(array("q", tokens)),)).fetchall()
     store.loader.fill_heads([key for (key,) in rested])
-    lanes = [lane for lane in store.memory.lanes.values() if lane.grant is not None and lane.grant.token in wanted]
+    none: frozenset[int] = frozenset()
+    lanes = [
+        lane
+        for lane in store.memory.lanes.values()
+        if lane.grant is not None and lane.grant.token in wanted.get(_issuer(lane, store.shard), none)
+    ]
     for token, some in _by_token(lanes):
         if not single and tx.config.max_attempts is not None:
             _suspect(tx, token, some)
@@ -105,6 +126,12 @@ def end_claims(tx: Tx, tokens: Sequence[int], single: bool) -> None:
         if live:
             _set_deadline(store, token, live, tx.now)
             tx.wake = True
+    return has_moved
+
+
+def _issuer(lane: LiveLane, shard: int) -> int:
+    """Return the shard that issued the token of a lane's lease."""
+    return lane.rare.issuer - 1 if lane.rare is not None and lane.rare.issuer else shard
 
 
 def _suspect(tx: Tx, token: int, lanes: Sequence[LiveLane]) -> None:
@@ -127,12 +154,12 @@ def _suspect(tx: Tx, token: int, lanes: Sequence[LiveLane]) -> None:
 
 
 def _by_token(lanes: Iterable[LiveLane]) -> list[tuple[int, list[LiveLane]]]:
-    """Return the leased ones of these lanes, by token."""
-    found: dict[int, list[LiveLane]] = defaultdict(list)
+    """Return the leased ones of these lanes, by claim. Claims of two shards may have the same token."""
+    found: dict[tuple[int, int, str], list[LiveLane]] = defaultdict(list)
     for lane in lanes:
-        if lane.grant is not None:
-            found[lane.grant.token].append(lane)
-    return list(found.items())
+        if (grant := lane.grant) is not None:
+            found[grant.token, grant.at, grant.holder].append(lane)
+    return [(token, some) for (token, *_), some in found.items()]
 
 
 def _set_deadline(store: ShardLanes, token: int, lanes: Sequence[LiveLane], deadline: int) -> None:

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
-from ..._clock import QueueTime
+from ..._platform.clock import QueueTime
+from ..._values.retries import span
 from ..disk.stored import json_of
-from .retries import span
 
 if TYPE_CHECKING:
-    from ..._findings import AttemptError
+    from ..._values.findings import AttemptError
 
 KEPT_MAX: Final = 5
 ERROR_BYTES_MAX: Final = 2_000
 """The maximum size of an error. Its beginning is kept."""
 TRACEBACK_BYTES_MAX: Final = 4_000
 """The maximum size of a traceback. Its end is kept, where the error was raised."""
+AT_REBOOT: Final = "the lease ended at a reboot"
+"""The beginning of the error of an attempt that a reboot ended."""
 TOTAL_BYTES_MAX: Final = 32_000
 """The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer."""
 
@@ -59,7 +61,7 @@ def of_lost_lease(consumer: str, leased_at: int, deadline: int, now: int) -> tup
     The consumer died, or its handler was slower than its lease. A worker's leases end early when it is found dead.
     """
     if deadline < leased_at:  # writer.end_epoch
-        return f"the lease ended at a reboot without an outcome; {consumer} held it", now
+        return f"{AT_REBOOT} without an outcome; {consumer} held it", now
     return f"the lease ended after {span(deadline - leased_at)} without an outcome; {consumer} held it", deadline
 
 
@@ -72,7 +74,7 @@ def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:
     """Return the errors for reports, oldest first."""
     if not stored:
         return ()
-    from ..._findings import AttemptError
+    from ..._values.findings import AttemptError
 
     return tuple(AttemptError(attempt, time.to_wall(at), error, trace) for attempt, at, error, trace in _entries(stored))
 

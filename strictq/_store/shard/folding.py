@@ -2,8 +2,9 @@
 
 A generation is the set of lanes that were first changed up to a position, in the order of keys. A slice writes some of them, and
 its entry says up to which key. Every process derives the same set, so any writer continues a generation that another one began.
-The last slice deletes the messages that were resolved up to the position, and cuts the journal below what is still needed. Both
-happen in one transaction, so a process that lacks a deleted row finds that the journal was cut, and begins anew.
+Once all lanes are written, the last slices delete the messages that were resolved up to the position, some each, and cut the
+journal below what is still needed. Both happen in one transaction, so a process that lacks a deleted row finds that the journal
+was cut, and begins anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import apsw
 
 from ..lane.entries import FOLD
 from ..log.log_rows import LogRows
-from ..tables import gone, mark
+from ..tables import gone, mark, tenant_depths, turn_rows
 from ..tables.lane_rows import LaneRows
 from .loading import Loader
 
@@ -23,6 +24,8 @@ WORK_PER_WINDOW: Final = 6
 WORK_PER_SLICE: Final = 3
 MESSAGES_PER_SLICE: Final = 512
 """A call of so many messages does one slice more, so that large calls don't leave the folds behind."""
+BEHIND_ALL: Final = b"\xff"
+"""Behind every key: of a slice that writes no lane, because all are written."""
 FREED_TOGETHER: Final = 256
 """On a full disk, so many resolved messages are worth a slice, and so many buckets of `gone` are emptied at once."""
 
@@ -77,18 +80,24 @@ class Folder:
         to = memory.fold_to or memory.seen + memory.top
         keys, last = memory.next_slice(to)
         entry_id, at = memory.seen + 1, max(now, memory.at)
-        self._rows.write([memory.lanes[key] for key in keys], entry_id)
+        lanes = [memory.lanes[key] for key in keys]
+        self._rows.write(lanes, entry_id)
+        if memory.tenancy is not None and memory.tenancy.separator:
+            turn_rows.write(self._db, lanes, memory.tenancy.separator)
         stored = memory.mark
+        deleted, last_key = None, keys[-1] if keys else BEHIND_ALL
         if last:
-            resolved = [i for position, ids in memory.gone if position <= to for i in ids]
+            upto, resolved = memory.resolved_up_to(to)
             gone.delete(self._db, self._log, memory.shard, resolved, memory.top)
-            found = self._log.last_before(stored.cut, memory.cut_position(to))
+            found = self._log.last_before(stored.cut, memory.cut_position(to, upto))
             if found is not None:
                 stored.cut, stored.mid = found
                 self._log.cut(stored.cut)
-            stored.fold_position = max(stored.fold_position, to)
+            stored.fold_position = max(stored.fold_position, upto)
+            last = upto == to
+            deleted = None if last else str(upto)
         self.store_mark(entry_id)
-        entry = (entry_id, FOLD, at, memory.top, 0, to, None, None if last else keys[-1])
+        entry = (entry_id, FOLD, at, memory.top, 0, to, deleted, None if last else last_key)
         self._log.append(entry)
         memory.apply(entry, ())
 
@@ -99,3 +108,5 @@ class Folder:
         stored.counted, stored.counted_top = entry, memory.top
         stored.last_token, stored.seq_floor = memory.last_token, memory.floor
         mark.write(self._db, stored, memory.totals)
+        if memory.counts is not None:
+            tenant_depths.store(self._db, memory.counts)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
-from ..._keys import ASIDE, KEYLESS, is_keyless
 from ..._sql import LOOKS, TABLES
-from ..commit.tx import SECOND, Tx
+from ..._values.keys import ASIDE, KEYLESS, is_keyless
+from ..commit.tx import SECOND
 from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 REPEATED_WITHIN: Final = 60 * SECOND
 """How long the end of a parked message is remembered, so that a call that is repeated succeeds."""

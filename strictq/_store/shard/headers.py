@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from ..._errors import StoreCorrupt
+from ..._values.errors import StoreCorrupt
 from ..disk.stored import json_of
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 import apsw
 
 from ..._sql import HISTORY
-from ..commit.tx import SECOND, Tx
+from ..commit.tx import SECOND
+from .shard_lanes import Tx
 
 TRIM_STEP_MIN: Final = 64
 """The minimum number of records that may be removed with each addition; more if more were added."""

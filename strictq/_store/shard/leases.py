@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ..._errors import LeaseLost
+from ..._values.errors import LeaseLost
 from . import history
-
-if TYPE_CHECKING:
-    from .columns import PackedColumns
 
 # Columns of a leased message: those of `message`, with `opts` as `message_opts.decode` returns them. The last two may be missing:
 # then the message has no attempts, and is no suspect.
@@ -27,12 +24,14 @@ class Fields:
         id: arrival number in the shard.
         headers: JSON, or None.
         sent_at: queue time, microseconds.
+        expires_at: queue time, microseconds; None: never. A redriven message has none.
     """
 
     seq: Final[Callable[[Row], int]] = itemgetter(SEQ)
     id: Final[Callable[[Row], int]] = itemgetter(ID)
     body: Final[Callable[[Row], bytes]] = itemgetter(BODY)
     sent_at: Final[Callable[[Row], int]] = itemgetter(SENT_AT)
+    expires_at: Final[Callable[[Row], int | None]] = itemgetter(EXPIRES)
 
     @staticmethod
     def headers(row: Row) -> str | None:
@@ -53,6 +52,11 @@ class Fields:
     def process_seconds(row: Row) -> float | None:
         opts = row[OPTS]
         return None if opts is None else opts[3]
+
+    @staticmethod
+    def dedup_id(row: Row) -> str | None:
+        opts = row[OPTS]
+        return None if opts is None else opts[4]
 
     @staticmethod
     def is_suspect(row: Row) -> bool:
@@ -99,7 +103,7 @@ class Held:
         Args:
             seqs: ascending.
             start: the next message of the lease, whose handler starts with this ack.
-            took: a worker's measurements of the handler, stored with its record.
+            took: a worker's measurements of the handler, and its output, stored with its record.
         """
         end = history.ACKED if took is None else history.End("acked", 1, *took)
         return Settlement(self.key, self.token, seqs, start, end)
@@ -111,11 +115,15 @@ class Request(NamedTuple):
     Attributes:
         lease: microseconds; None: the queue's setting.
         charge: a single message in its lease counts as started. False: only its holder's start counts.
+        charge_all: every message of a lease counts as started.
         starts: the holder calls start before each handler, so a message that was not started has not killed it.
         endless: the lease has no deadline and outlives a reboot, because a batch holds it.
         arrived_to: only messages with an arrival number up to this one.
         bytes_max: stop before bodies and headers exceed this, but not before the first message.
         packed: plain messages may be returned column by column.
+        among: the numbers of the shards to claim from; None: all.
+        placed: a key without a lane here is passed over. Otherwise, if its range has moved, the claim is refused.
+        elsewhere: by tenant, its keys in flight in other shards, if it may have only so many; None: it has none there.
     """
 
     room: int
@@ -130,10 +138,40 @@ class Request(NamedTuple):
     arrived_to: int | None = None
     bytes_max: int | None = None
     packed: bool = False
+    among: frozenset[int] | None = None
+    placed: bool = False
+    charge_all: bool = False
+    elsewhere: Mapping[bytes, int] | None = None
 
 
-Took = tuple[float | None, float, str | None]
-"""The seconds that prepare (None: there was none) and process took, and the handler's output."""
+Took = tuple[float | None, float | None, str | None]
+"""The seconds that prepare (None: there was none) and process took (None: unknown), and the handler's output."""
+
+
+class PackedColumns(NamedTuple):
+    """Messages as SQLite packed them. If headers or attempts are wanted, these messages have none.
+
+    Unwanted columns are empty.
+
+    Attributes:
+        messages: their number.
+        keys: stored ones, of the lanes in their order.
+        depths: the number of messages of each lane.
+        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas.
+        bodies: concatenated, with the lengths in `sizes`.
+        fresh: the first of them is the first one of its lane. Otherwise the columns before these begin with its first.
+    """
+
+    shard: int
+    messages: int
+    keys: list[bytes]
+    depths: Sequence[int]
+    seqs: str
+    ids: str
+    sent_at: str
+    sizes: str
+    bodies: bytes
+    fresh: bool = True
 
 
 class Claimed:
@@ -144,12 +182,13 @@ class Claimed:
         lease: its length, microseconds.
         messages: of all its leases.
         token, deadline: of all its leases.
+        throttled: microseconds after which a throttled tenant may get messages; None: none is throttled, or none by itself.
         more: bounded work was cut short. Claim again: there may be something ready.
         rows: the messages of each of its leases. `leases` makes lease objects of them on demand.
         columns: messages column by column, leased without an object for each lane. Only a batch that is recorded has them.
     """
 
-    __slots__ = ("_leases", "columns", "deadline", "lease", "messages", "more", "rows", "shard", "token")
+    __slots__ = ("_leases", "columns", "deadline", "lease", "messages", "more", "rows", "shard", "throttled", "token")
 
     def __init__(self, shard: int, lease: int) -> None:
         self.shard = shard
@@ -158,6 +197,7 @@ class Claimed:
         self.token = 0
         self.deadline = 0
         self.more = False
+        self.throttled: int | None = None
         self.rows: list[Sequence[Row]] = []
         self.columns: list[PackedColumns] = []
         self._leases: list[Held] | None = None

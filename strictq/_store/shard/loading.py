@@ -9,17 +9,20 @@ from collections.abc import Iterable, Sequence
 
 import apsw
 
-from ..._errors import StoreCorrupt
-from ..._keys import ASIDE, is_keyless
+from ..._values.errors import StoreCorrupt
+from ..._values.keys import ASIDE, is_keyless
 from ..lane import entries as kinds
 from ..lane.damage import is_of_values
-from ..lane.entries import Entry, decode_groups, decode_keys
+from ..lane.entries import Entry, decode_groups, decode_keys, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_DUE, M_ID, M_KEY, M_SEQ, Group, MessageRow, ShardMemory
+from ..lane.ranges import hash_of
 from ..log.log_rows import LogRows
 from ..tables.lane_rows import LaneRows
 
 KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
+KINDS_OF_PLACES = frozenset((kinds.REDRIVE, kinds.PARK))
+"""Of these the lane needs the seqs of the messages, or is another one than that of their keys."""
 KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
 
 
@@ -37,6 +40,7 @@ class Loader:
 
     Attributes:
         alone: the plan of a single statement is running. It may read nothing, because it has no snapshot.
+        replays: what other processes wrote is being applied. They had the right to create the lanes that it names.
     """
 
     def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
@@ -44,7 +48,7 @@ class Loader:
         self.memory = memory
         self.log = log
         self.rows = rows
-        self.alone = False
+        self.alone = self.replays = False
 
     def require_snapshot(self) -> None:
         if self.alone:
@@ -76,9 +80,32 @@ class Loader:
         self.require_snapshot()
         for row in self.rows.load(missing):
             self.adopt(row)
-        for key in missing:
-            if key not in lanes:
-                lanes[key] = LiveLane(key, 0)
+        new = [key for key in missing if key not in lanes]
+        if memory.ranges is not None and not self.replays:
+            for key in new:
+                self.require_mine(key)
+        for key in new:
+            lanes[key] = LiveLane(key, 0)
+
+    def require_mine(self, key: bytes) -> None:
+        """Refuse to create a lane that another shard may have.
+
+        Raises:
+            Rerouted: nothing changed.
+        """
+        ranges = self.memory.ranges
+        if ranges is not None and not ranges.may_create(hash_of(key)):
+            raise ranges.reroute(key, self.memory.shard, self.memory.floor)
+
+    def new_lane(self, key: bytes) -> LiveLane | None:
+        """Return a lane that no message was sent to. None: it has a row, or ranges have moved, so a transaction must look.
+
+        The read is valid if no process writes between it and the statement that follows.
+        """
+        if self.memory.ranges is not None or self.rows.load((key,)):
+            return None
+        lane = self.memory.lanes[key] = LiveLane(key, 0)
+        return lane
 
     def lane(self, key: bytes) -> LiveLane:
         """Return a lane with its head."""
@@ -165,6 +192,8 @@ class Loader:
         try:
             if kind in KINDS_WITH_KEYS or (holder is not None and kind in (kinds.RELEASE, kinds.EXTEND)):
                 return [(lane, []) for lane in self._behind(decode_keys(entry[7]), entry)]
+            if kind not in KINDS_OF_PLACES and (plain := self._plain_groups(entry)) is not None:
+                return plain
             named = decode_groups(entry[7])
         except ValueError as e:
             if not is_of_values(e):
@@ -184,6 +213,24 @@ class Loader:
             if lane is not None and self.cover(lane, ids):
                 found.append((lane, ids))
         return found
+
+    def _plain_groups(self, entry: Entry) -> list[Group] | None:
+        """Return what `groups` does if all of it is in memory, in one pass: the common case. None: it is another."""
+        memory = self.memory
+        rows, old_rows, lanes, entry_id = memory.rows, memory.old_rows, memory.lanes, entry[0]
+        found: list[Group] = []
+        ids: list[int] = []
+        for i in unpack(entry[7] or b""):
+            if i < 0 and found:
+                ids.append(-i)
+                continue
+            row = rows.get(i) or old_rows.get(i)
+            lane = None if row is None else lanes.get(row[M_KEY])
+            if lane is None or lane.rest or lane.deep or lane.lsn >= entry_id or is_keyless(lane.key):
+                return None
+            ids = [i]
+            found.append((lane, ids))
+        return found or None
 
     def keys_of(self, arrivals: Sequence[int], entry: int = kinds.NEVER) -> dict[int, bytes]:
         """Return the keys of the lanes that messages are in. Those whose rows were deleted are missing.
@@ -278,14 +325,15 @@ class Loader:
     def arrive(self, rows: Sequence[MessageRow]) -> None:
         """Add messages of other processes to memory."""
         memory = self.memory
-        lanes, cache, totals = memory.lanes, memory.rows, memory.totals
+        lanes, totals = memory.lanes, memory.totals
         self.load({row[M_KEY] for row in rows}.difference(lanes))
-        self.fill_delayed([(row[M_KEY], row[M_DUE]) for row in rows])
+        if delayed := [(row[M_KEY], row[M_DUE]) for row in rows if row[M_DUE] is not None]:
+            self.fill_delayed(delayed)
+        memory.keep_bodies(rows)
         some: list[LiveLane] = []
         new: list[MessageRow] = []
         for row in rows:
             lane, seq = lanes[row[M_KEY]], row[M_SEQ]
-            cache[row[M_ID]] = row
             if seq <= lane.tail:
                 continue  # its row includes it
             if not lane.tail:

@@ -11,23 +11,24 @@ from typing import Any, Final, Literal, NamedTuple
 
 import apsw
 
-from ..._errors import StoreCorrupt, UnknownMessage
-from ..._keys import is_keyless
 from ..._sql import LOOKS
-from ..._types import State
+from ..._values.errors import StoreCorrupt, UnknownMessage
+from ..._values.keys import is_keyless
+from ..._values.types import State
 from ..lane.entries import LaneHolder
 from ..lane.live_lane import Grant, LaneAtRest, LiveLane, lease_of_row
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_OPTS, M_SENT_AT, MessageRow
+from ..lane.ranges import Rerouted
 from ..tables import trouble
 from ..tables.lane_rows import LaneRows
-from .message_opts import decode
+from .message_opts import Opts, decode
 from .shard_lanes import ShardLanes
 
 STEP: Final = 1_000
 WINDOW: Final = 16
 """How many unleased messages of a lane are read from its row, for the first one without an attempt."""
-Message = tuple[int, int, bytes, str | None, int, int, int | None, int | None]
-"""Of an unresolved message: seq, arrival number, body, headers, attempts, and when it was sent, is due and expires."""
+Message = tuple[int, int, bytes, Opts, int, int, int | None, int | None]
+"""Of an unresolved message: seq, arrival number, body, options, attempts, and when it was sent, is due and expires."""
 
 
 class HeadOfLane(NamedTuple):
@@ -92,6 +93,8 @@ class LaneView:
         self.solo = 0 if rare is None or rare.solo < head else rare.solo
         self.due = lane.due or None if lane.grant is None else None
         self.last_lease = _lease_of(lane)
+        self.place = max(0, lane.listed)
+        """Its place in the order of ready lanes. 0: it has none."""
         self._waiting = frozenset(seq for seq, _ in rare.waiting) if rare is not None else frozenset()
 
     @property
@@ -99,6 +102,10 @@ class LaneView:
         """The lease, if it is not over its deadline."""
         lease = self.last_lease
         return lease if lease is not None and lease.deadline > self.now else None
+
+    def sent_before(self, at: int) -> int:
+        """Return the arrival number up to which messages of the shard were sent before a queue time."""
+        return self._store.log.sent_before(at, self._store.memory.top)
 
     def state_of(self, seq: int, due: int | None) -> State:
         """Return the state of an unresolved message."""
@@ -131,7 +138,7 @@ class LaneView:
         lane, shard = self._lane, self._store.shard
         return [
             (
-                seq, i, row[M_BODY], decode(row[M_OPTS], shard)[0], lane.attempts(i)[0], row[M_SENT_AT], self._due(i, row),
+                seq, i, row[M_BODY], decode(row[M_OPTS], shard), lane.attempts(i)[0], row[M_SENT_AT], self._due(i, row),
                 None if self._counts_no_time(i) else row[M_EXPIRES],
             )
             for seq, i in ids if (row := rows.get(i)) is not None
@@ -294,14 +301,21 @@ def keyless(store: ShardLanes, arrival: int, now: int) -> tuple[LaneView, int] |
     """Return lane and seq of a keyless message whose row exists: it is unresolved, dead, or was resolved a short time ago.
 
     Raises:
-        UnknownMessage: the number was never issued.
+        UnknownMessage: the number was never issued, or its message may be in another shard.
     """
     if not 1 <= arrival <= store.memory.top:
         raise UnknownMessage(f"shard {store.shard} has issued no id {arrival}")
     places = store.log.keys([arrival])
+    ranges = store.memory.ranges
+    left = UnknownMessage(f"the keyless message {arrival} of shard {store.shard} is resolved, or has moved to another shard")
+    if arrival not in places and ranges is not None and arrival <= ranges.keyless_upto:
+        raise left
     if arrival not in places or not is_keyless(places[arrival][0]):
         return None
-    lane = store.loader.lane(store.loader.keys_of([arrival])[arrival])
+    try:
+        lane = store.loader.lane(store.loader.keys_of([arrival])[arrival])
+    except Rerouted:
+        raise left from None
     return LaneView(store, lane, now), places[arrival][1]
 
 
@@ -309,18 +323,37 @@ def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tup
     """Return dead letters of one key, or of the shard. Needs no memory.
 
     Returns:
-        Key, seq, arrival number, body, headers, kind, reason, attempts, when it was sent, when it died, errors, and output.
+        Key, seq, arrival number, body, options, kind, reason, attempts, when it was sent, when it died, errors, and output.
     """
     run: Any = db.execute
     rows: list[Any] = (run(LOOKS.dead_letters, (limit,)) if key is None else run(LOOKS.dead_letters_of, (key, limit))).fetchall()
-    return [(*row[:4], None if row[4] is None else decode(row[4], -1)[0], *row[5:]) for row in rows]
+    return [_with_opts(row) for row in rows]
+
+
+def dead_letter(db: apsw.Connection, key: bytes, seq: int) -> list[tuple[Any, ...]]:
+    """Return one of them, as `dead_letters` does; an empty list if it is not dead."""
+    run: Any = db.execute
+    return [_with_opts(row) for row in run(LOOKS.dead_letter_of, (key, seq)).fetchall()]
+
+
+def dead_reasons(db: apsw.Connection, limit: int) -> list[tuple[bytes, int, str, str | None, int]]:
+    """Return key, seq, kind, reason and time of the shard's dead letters. Reads no messages."""
+    run: Any = db.execute
+    rows: list[tuple[bytes, int, str, str | None, int]] = run(LOOKS.dead_reasons, (limit,)).fetchall()
+    return rows
+
+
+def _with_opts(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*row[:4], decode(row[4], -1), *row[5:])
 
 
 __all__ = [
     "HeadOfLane",
     "LaneView",
     "LeaseOfLane",
+    "dead_letter",
     "dead_letters",
+    "dead_reasons",
     "depth_of",
     "keyless",
     "lane_at_rest",

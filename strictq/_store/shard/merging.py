@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
 
-from ..._keys import ASIDE, is_keyless
 from ..._sql import MERGE
-from ..commit.tx import Tx
+from ..._values.keys import ASIDE, is_keyless
 from ..lane import entries as kinds
 from ..lane.live_lane import LiveLane
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
-from ..tables import dead
+from ..tables import dead, outputs
 from . import checking, ending, expiring, history
 from .headers import headers as decode_headers
 from .message_opts import decode
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 ELSEWHERE: Final = history.End("acked")
 """The end of a message that another history has resolved."""
@@ -73,7 +72,7 @@ def sends(
     found = []
     for message in messages:
         row = rows[message.id]
-        headers, *numbers = decode(row[M_OPTS], store.shard)
+        headers, *numbers, _ = decode(row[M_OPTS], store.shard)
         times = (row[M_SENT_AT], row[M_DUE], row[M_EXPIRES])
         sent = (message.id, row[M_KEY], *times, None, headers, *numbers, row[M_BODY])
         known = decode_headers(headers, store.shard)
@@ -102,12 +101,23 @@ def _named(
     return (row[0], key, *row[2:5], dedup_id, json.dumps(said | known, ensure_ascii=False), *row[7:])
 
 
-def resolve(tx: Tx, messages: Sequence[Listed]) -> Resolved:
-    """Resolve messages and dead letters that are resolved elsewhere, unless a consumer holds them now."""
+def kept_outputs(store: ShardLanes, messages: Sequence[Listed]) -> dict[int, tuple[int, str]]:
+    """Return the kept outputs of messages, by their arrival numbers, with the times at which they may be deleted."""
+    there = outputs.has_table(store.memory.mark)
+    return outputs.of_arrivals(store.db, [message.id for message in messages]) if there else {}
+
+
+def resolve(tx: Tx, messages: Sequence[Listed], kept: Mapping[int, tuple[int, str]]) -> Resolved:
+    """Resolve messages and dead letters that are resolved elsewhere, unless a consumer holds them now.
+
+    Args:
+        kept: the outputs that their handlers left there.
+    """
     store = tx.lanes
     found = Resolved([], [])
     for key, some in groupby(messages, attrgetter("key")):
         _resolve_lane(tx, store, store.loader.lane(key), list(some), found)
+    ending.add_outputs(tx, [(m.id, m.key, m.seq, *kept[m.id]) for m in found.done if m.id in kept])
     return found
 
 

@@ -1,30 +1,34 @@
-"""The column `opts` of a message: its headers, size hint and estimates.
+"""The column `opts` of a message: its headers, size hint, estimates and dedup id.
 
-It is NULL for most messages. Headers alone are stored as the JSON object that they are. Otherwise it is a JSON array: size_hint,
-prepare_seconds, process_seconds, and the headers or null.
+It is NULL for most messages. Headers alone are stored as the JSON object that they are. A dedup id precedes them with its length:
+`#5:order{"a":"b"}`. With numbers it is a JSON array: size_hint, prepare_seconds, process_seconds, the headers or null, and the
+dedup id if there is one.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Final
 
-from ..._errors import StoreCorrupt
+from ..._values.errors import StoreCorrupt
 from ..lane.damage import is_of_values
 from ..lane.memory import MessageRow
 from .leases import Row
 from .messages import Options
 
-Opts = tuple[str | None, float | None, float | None, float | None]
-"""Headers as JSON, size_hint, prepare_seconds, process_seconds."""
-NO_OPTS: Opts = (None, None, None, None)
+Opts = tuple[str | None, float | None, float | None, float | None, str | None]
+"""Headers as JSON, size_hint, prepare_seconds, process_seconds, dedup id."""
+NO_OPTS: Opts = (None, None, None, None, None)
+_NO_NUMBERS: Final = (None, None, None)
 
 
 def encode(options: Options) -> str | None:
     """Return the column of a message."""
-    headers, *numbers = options.headers, options.size_hint, options.prepare_seconds, options.process_seconds
-    if numbers == [None, None, None]:
-        return headers
-    return f"{json.dumps(numbers)[:-1]},{headers or 'null'}]"
+    dedup_id, headers, numbers = options[0], options[3], options[4:]
+    if numbers != _NO_NUMBERS:
+        last = "" if dedup_id is None else f",{json.dumps(dedup_id)}"
+        return f"{json.dumps(numbers)[:-1]},{headers or 'null'}{last}]"
+    return headers if dedup_id is None else f"#{len(dedup_id)}:{dedup_id}{headers or ''}"
 
 
 def decode(text: str | None, shard: int) -> Opts:
@@ -36,15 +40,20 @@ def decode(text: str | None, shard: int) -> Opts:
     if text is None:
         return NO_OPTS
     if text.startswith("{"):
-        return text, None, None, None
+        return text, None, None, None, None
     try:
-        size, prepare, process, headers = json.loads(text)
+        if text.startswith("#"):
+            length, _, rest = text[1:].partition(":")
+            n = int(length)
+            return rest[n:] or None, None, None, None, rest[:n]
+        size, prepare, process, headers, *last = json.loads(text)
+        (dedup_id,) = last or (None,)
     except ValueError as e:
         if not is_of_values(e):
             raise
         raise StoreCorrupt(f"the options of a message can't be read: {e}", shard=shard, cause=e) from e
     shown = None if headers is None else json.dumps(headers, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    return shown, size, prepare, process
+    return shown, size, prepare, process, dedup_id
 
 
 def row_of(message: MessageRow, key: bytes, attempts: int, suspect: bool, shard: int) -> Row:

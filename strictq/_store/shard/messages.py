@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from ... import _hints as hints
-from ..._config import QueueConfig
-from ..._errors import InvalidArgument, MessageTooLarge
-from ..._keys import is_keyless
-from ..._lazy import LazyList
+from ..._platform.lazy import LazyList
+from ..._values import hints
+from ..._values.config import QueueConfig
+from ..._values.errors import InvalidArgument, MessageTooLarge
+from ..._values.keys import is_keyless
 from ..commit.tx import SECOND
+
+HEADER_BYTES_FREE: Final = 64 * 1024
+"""Headers of this size, as JSON, are permitted beside any body."""
 
 
 class Options(NamedTuple):
@@ -76,3 +79,11 @@ def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
             raise InvalidArgument("a message needs a key", hint=hints.CONFIGURE_KEYLESS)
         if len(item[1]) > config.max_body_bytes:
             raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
+        headers = None if item[2] is None else item[2].headers
+        if headers is not None and len(headers.encode()) > (most := header_bytes_max(item[1], config)):
+            raise MessageTooLarge(f"headers must be at most {most:,} bytes, not {len(headers.encode()):,}")
+
+
+def header_bytes_max(body: bytes, config: QueueConfig) -> int:
+    """Return the most bytes of a message's headers: with its body they may have `max_body_bytes`."""
+    return max(HEADER_BYTES_FREE, config.max_body_bytes - len(body))

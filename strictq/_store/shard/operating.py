@@ -11,11 +11,10 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Final
 
-from ... import _hints as hints
-from ..._errors import InvalidArgument, UnknownMessage
-from ..._keys import ASIDE, decode_key, is_keyless
-from ..._sql import HANDOUT, OPERATE
-from ..commit.tx import Tx
+from ..._sql import OPERATE, RECORDED_BATCHES
+from ..._values import hints
+from ..._values.errors import InvalidArgument, UnknownMessage
+from ..._values.keys import ASIDE, decode_key, is_keyless
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, LaneHolder, encode_groups, encode_keys, pack
 from ..lane.live_lane import LiveLane
@@ -24,7 +23,7 @@ from ..tables import dead, dedup, trouble
 from ..tables.dead import DeadRow
 from . import ending, expiring, forgetting, history
 from .settling import FAILURE_MARK
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 STEP: Final = 1_000
 """The number of messages that one transaction of a purge removes, and of lanes that it looks at."""
@@ -113,7 +112,7 @@ def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool)
     if grant is not None and charged:
         consumer = LaneHolder.decode(grant.holder).consumer
         if grant.deadline == NEVER:
-            in_batch = consumer, tx.run(HANDOUT.handout_of, (consumer, grant.token)).get
+            in_batch = consumer, tx.run(RECORDED_BATCHES.batch_of, (consumer, grant.token)).get
         elif force:
             charged = seq <= lane.started
             tx.report("lease_lost", key, lane.low, grant.token, f"an operator ended the lease of {consumer}")
@@ -132,7 +131,7 @@ def settle_one(tx: Tx, key: bytes, seq: int, reason: str | None, *, force: bool)
         starts = lane.attempts(arrival)[0] + charged
         ending.bury(tx, lane, arrival, kind="rejected", reason=reason, starts=starts)
     if in_batch is not None and in_batch[1] is not None:
-        tx.run(HANDOUT.add_rejected, (*in_batch, arrival))
+        tx.run(RECORDED_BATCHES.add_rejected, (*in_batch, arrival))
     tx.wake = True
     return True
 
@@ -156,6 +155,7 @@ def _arrival_of(store: ShardLanes, lane: LiveLane, seq: int) -> int | None:
 
 def redrive(tx: Tx, key: bytes, seqs: Sequence[int] | None) -> int:
     """Redrive dead messages of a lane, now or when its lease ends. Return how many; at most REDRIVE_STEP without `seqs`."""
+    tx.lanes.loader.load((key,))  # its dead letters are where the lane is
     return _redrive(tx, dead.of_lane(tx.db, key, REDRIVE_STEP) if seqs is None else dead.with_seqs(tx.db, key, seqs))
 
 
@@ -197,22 +197,38 @@ def _redrive(tx: Tx, rows: Sequence[DeadRow]) -> int:
 # ---- purge
 
 
-def purge_lane(tx: Tx, key: bytes) -> tuple[int, bool]:
+def purge_lane(tx: Tx, key: bytes, upto: int | None = None, *, in_flight: bool = False) -> tuple[int, bool]:
     """Remove the lane's unleased messages, those whose redrive waits, and dedup ids, in one bounded step.
 
+    Args:
+        upto: only messages up to this arrival number, and no dedup ids.
+        in_flight: end a timed lease before.
     Returns:
         The number of messages, and whether anything may be left.
     """
-    groups = _unleased(tx, tx.lanes.loader.lane(key), STEP)
-    n = _purge(tx, groups)
+    lane = tx.lanes.loader.lane(key)
+    if in_flight:
+        _end_timed_lease(tx, lane)
+    n = _purge(tx, _old(_unleased(tx, lane, STEP), upto))
+    if upto is not None:
+        return n, n == STEP
     return n, STEP in (n, dedup.purge(tx.db, key, STEP))
 
 
-def purge_some(tx: Tx, after: bytes) -> tuple[int, bytes | None]:
+def _old(groups: list[Group], upto: int | None) -> list[Group]:
+    """Return the messages up to an arrival number. None: all."""
+    if upto is None:
+        return groups
+    return [(lane, some) for lane, ids in groups if (some := [i for i in ids if i <= upto])]
+
+
+def purge_some(tx: Tx, after: bytes, upto: int | None = None, *, in_flight: bool = False) -> tuple[int, bytes | None]:
     """Remove the messages of the next lanes of the shard, in the order of their keys, in one bounded step.
 
     Args:
         after: the key up to which they were removed.
+        upto: only messages up to this arrival number.
+        in_flight: end timed leases before.
     Returns:
         The number of messages, and the next `after`. None: there are no more lanes.
     """
@@ -222,7 +238,10 @@ def purge_some(tx: Tx, after: bytes) -> tuple[int, bytes | None]:
     groups: list[Group] = []
     n = 0
     for key in keys:
-        some = _unleased(tx, store.loader.lane(key), STEP - n)
+        lane = store.loader.lane(key)
+        if in_flight:
+            _end_timed_lease(tx, lane)
+        some = _old(_unleased(tx, lane, STEP - n), upto)
         groups += some
         n += sum(len(ids) for _, ids in some)
         if n == STEP:
@@ -261,6 +280,17 @@ def _unleased(tx: Tx, lane: LiveLane, most: int) -> list[Group]:
     return [(lane, some) for some in (front, ids) if some]
 
 
+def _end_timed_lease(tx: Tx, lane: LiveLane) -> None:
+    """End a lease that has a deadline, and with it its token. Its messages are not charged. A batch keeps its messages."""
+    grant = lane.grant
+    if grant is None or grant.deadline == NEVER or not lane.leased():
+        return
+    tx.report(
+        "lease_lost", lane.key, lane.low, grant.token, f"a purge ended the lease of {LaneHolder.decode(grant.holder).consumer}"
+    )
+    tx.lanes.append(kinds.RELEASE, [(lane, [])], token=grant.token, holder=kinds.BY_KEY, data=encode_keys([lane.key]))
+
+
 def _behind_lease(lane: LiveLane, most: int) -> list[int]:
     return list(islice(filter(None, islice(lane.ids or (), lane.held, None)), most))
 
@@ -281,6 +311,7 @@ def purge_dedups(tx: Tx, last: tuple[bytes, str]) -> tuple[bytes, str] | None:
 
 def purge_dead(tx: Tx, key: bytes) -> tuple[int, bool]:
     """Remove dead letters of a lane, in one bounded step. Return how many, and whether more may be left."""
+    tx.lanes.loader.load((key,))
     rows = dead.of_lane(tx.db, key, STEP)
     return _purge_dead(tx, rows), len(rows) == STEP
 

@@ -5,10 +5,10 @@ The row of the message stays as it is. The key of its new lane is that of its ol
 
 from __future__ import annotations
 
-from ..commit.tx import Tx
 from ..lane import entries as kinds
 from ..lane.live_lane import LiveLane
 from .loading import parked_key
+from .shard_lanes import Tx
 
 
 def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None) -> LiveLane:

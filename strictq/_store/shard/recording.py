@@ -9,15 +9,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from ..._errors import StrictqError
 from ..._sql import TABLES
-from ..commit.tx import Tx
+from ..._values.errors import StrictqError
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_keys
 from ..lane.live_lane import LiveLane
 from . import claiming, columns, ending, history
 from .leases import Claimed, Request
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ def claim(tx: Tx, request: Request, pack: Callable[[Claimed], T]) -> tuple[Claim
     try:
         packed = pack(out)
     except StrictqError as e:
-        store.claiming.refuse()
+        claiming.of(store).refuse()
         raise store.refuse(e) from e.__cause__
     claiming.write(tx, request, out, groups)
     return out, packed

@@ -7,35 +7,38 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import _hints as hints
-from ..._clock import QueueTime
-from ..._config import QueueConfig
-from ..._errors import UnknownMessage
-from ..._keys import decode_key
-from ..._sql import HANDOUT, LOOKS
-from ..._stats import ShardStats
+from ..._platform.clock import QueueTime
+from ..._sql import LOOKS, RECORDED_BATCHES
+from ..._values import hints
+from ..._values.config import QueueConfig
+from ..._values.errors import UnknownMessage
+from ..._values.handlers import TYPE_HEADER, paused
+from ..._values.keys import decode_key
+from ..._values.retries import span
+from ..._values.stats import ShardStats
 from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
+from ..lane.order import place_of_arrival
 from . import counting, failures, looking
 from .headers import headers as stored_headers
 from .looking import LaneView
-from .retries import span
 from .shard_lanes import ShardLanes
 
 if TYPE_CHECKING:
-    from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
+    from ..._values.findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
 
 
 def peeked(view: LaneView, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     """Return the first messages of a lane from a seq on."""
-    from ..._findings import PeekedMessage
+    from ..._values.findings import PeekedMessage
 
     return [
         PeekedMessage(
-            key=decode_key(view.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
+            key=decode_key(view.key), seq=seq, id=i, body=body, headers=stored_headers(opts[0], shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
+            dedup_id=opts[4],
         )
-        for seq, i, body, headers, attempts, sent_at, due, expires in view.messages(first, limit)
+        for seq, i, body, opts, attempts, sent_at, due, expires in view.messages(first, limit)
     ]  # fmt: skip
 
 
@@ -52,7 +55,7 @@ def status(view: LaneView | None, key: bytes, seq: int, time: QueueTime) -> Mess
 
 def status_in(view: LaneView, seq: int, time: QueueTime) -> MessageStatus:
     """Return the status of a message of a lane."""
-    from ..._findings import MessageStatus
+    from ..._values.findings import MessageStatus
 
     shown: Any = decode_key(view.key)
     row = view.message(seq)
@@ -82,7 +85,7 @@ def errors(view: LaneView, seq: int, time: QueueTime) -> tuple[AttemptError, ...
 
 def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
     """Return why a lane is, or is not, delivered now."""
-    from ..._findings import Explanation
+    from ..._values.findings import Explanation
 
     shown: Any = decode_key(key)
     if view is None:
@@ -99,8 +102,8 @@ def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, conf
         state, since, until, by, token = "in_flight", lease.leased_at, _end(lease), lease.consumer, lease.token
         what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
         if until is None:
-            n = view.db.execute(HANDOUT.handout_of, (by, token)).get
-            text, filled = hints.IN_HANDOUT, {"what": what, "n": n, "by": by}
+            n = view.db.execute(RECORDED_BATCHES.batch_of, (by, token)).get
+            text, filled = hints.IN_RECORDED_BATCH, {"what": what, "n": n, "by": by}
         else:
             text, filled = hints.LEASED, {"what": what, "by": by, "left": _span(lease.deadline - view.now)}
         if view.hold is not None:
@@ -114,9 +117,16 @@ def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, conf
         text, filled = hints.DELAYED, {"seq": seq, "left": _span(view.due - view.now), "why": why}
     elif head is not None:
         state, since = "ready", head.sent_at
-        text, filled = hints.READY, {"seq": seq}
+        text, filled = hints.SIDELINED if _is_sidelined(view, config) else hints.READY, {"seq": seq}
         if solo:
             rest = ", one message at a time, because a holder of it was lost"
+        if config.paused:
+            state, since, text = "paused", None, hints.PAUSED
+    if config.paused and state != "paused" and state != "empty":
+        rest += "; the queue is paused"
+    if config.paused_types and seq is not None and (kind := _type_of(view, seq, shard)) in config.paused_types:
+        rest += f"; {paused(kind)}"
+        error = None if error == paused(kind) else error
     if error and state != "empty":
         rest += f"; last error: {error}"
     return Explanation(
@@ -124,6 +134,20 @@ def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, conf
         None if since is None else time.to_wall(since), None if until is None else time.to_wall(until),
         by, token, error, solo, shard,
     )  # fmt: skip
+
+
+def _is_sidelined(view: LaneView, config: QueueConfig) -> bool:
+    """Return whether a ready lane gets its turns only beside newer ones."""
+    before = 0 if config.turns is None else config.turns.sidelined_before(view.now)
+    return bool(before) and 0 < view.place < place_of_arrival(view.sent_before(before) + 1)
+
+
+def _type_of(view: LaneView, seq: int, shard: int) -> str | None:
+    """Return the handler type of a message."""
+    for found, _, _, opts, *_ in view.messages(seq, 1):
+        if found == seq:
+            return (stored_headers(opts[0], shard) or {}).get(TYPE_HEADER)
+    return None
 
 
 def _why_delayed(view: LaneView, head: looking.HeadOfLane, starts: int, config: QueueConfig) -> str:
@@ -169,6 +193,7 @@ def stats(
     rare: dict[str, Any] = {name: getattr(t, name) for name in RARE}
     rate = decayed_rate(t, now)
     disk, wal = _sizes(path)
+    outbox, kept = lanes.run(LOOKS.kept).get
     return ShardStats(
         shard=lanes.shard, hash_lo=bounds[0], hash_hi=bounds[1],
         ready=t.pending - found.in_flight - found.delayed - found.held, in_flight=found.in_flight, delayed=found.delayed,
@@ -178,9 +203,9 @@ def stats(
         acks=t.acks, retries=t.retries,
         redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged,
         **rare,
-        outbox=lanes.run(LOOKS.outbox).get,
+        outbox=outbox,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
-        handout_bytes=lanes.run(HANDOUT.bytes_total).get,
+        recorded_batch_bytes=kept,
     )  # fmt: skip
 
 
@@ -198,9 +223,9 @@ def _sizes(path: Path | None) -> tuple[int, int]:
     return os.stat(path).st_size + wal, wal
 
 
-def top_keys(lanes: ShardLanes, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
-    """Return the n deepest lanes, or those with the oldest messages. Reads every lane that has messages."""
-    from ..._findings import KeyDepth
+def top_keys(lanes: ShardLanes, n: int, by: str, time: QueueTime, prefix: bytes) -> list[KeyDepth]:
+    """Return the n deepest lanes, or those with the oldest messages. Reads every lane with messages and this prefix."""
+    from ..._values.findings import KeyDepth
 
     now = time.now()
     return [
@@ -208,7 +233,7 @@ def top_keys(lanes: ShardLanes, n: int, by: str, time: QueueTime) -> list[KeyDep
             decode_key(view.key), depth, max(now - sent_at, 0) / SECOND,
             "in_flight" if view.lease is not None else view.state_behind(),
         )
-        for view, depth, sent_at in counting.deepest(lanes, n, by, now)
+        for view, depth, sent_at in counting.deepest(lanes, n, by, now, prefix)
     ]  # fmt: skip
 
 

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from ..._config import QueueConfig
-from ..._errors import QueueFull
-from ..._keys import ASIDE, is_keyless
-from ..commit.tx import SECOND, Tx
+from ..._values import hints
+from ..._values.config import QueueConfig
+from ..._values.errors import QueueFull, refusal_of
+from ..._values.keys import ASIDE, decode_key, is_keyless
+from ..._values.tenants import tenant_of
+from ..commit.tx import SECOND
 from ..lane.live_lane import LiveLane
-from ..lane.memory import BODY_BYTES_KEPT, M_BODY, M_ID, MessageRow, ShardMemory
-from ..tables import dedup
+from ..lane.memory import BODY_BYTES_KEPT, MessageRow, ShardMemory, without_body
+from ..lane.totals import add_acks
+from ..tables import dedup, mark
 from . import forgetting, message_opts, parking
+from .looking import depth_of
 from .messages import Item, Sent, SentInTurn, require_valid, times_of
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
-_ID_OF: Final = itemgetter(M_ID)
-_BODY_OF: Final = itemgetter(M_BODY)
 QUEUE_WIDE = b""
 """Stands for a key in the dedup ids of the whole queue. No lane has this key."""
+
+
+RETRY_SECONDS: Final = (0.05, 60.0)
+"""The least and the most that a refusal asks to wait."""
+
+
+class Elsewhere(NamedTuple):
+    """What the other shards had at the beginning of a call: unresolved messages, and those of limited tenants."""
+
+    messages: int = 0
+    tenants: Mapping[bytes, int] = {}
+
+    @classmethod
+    def most(cls, known: Sequence[Elsewhere]) -> Elsewhere:
+        """Return the most of what several calls have seen."""
+        tenants: dict[bytes, int] = {}
+        for each in known:
+            for name, n in each.tenants.items():
+                tenants[name] = max(tenants.get(name, 0), n)
+        return cls(max(each.messages for each in known), tenants)
+
+
+NOTHING_ELSEWHERE: Final = Elsewhere()
 
 
 class Append:
@@ -28,7 +53,7 @@ class Append:
 
     __slots__ = ("_checked", "_elsewhere", "_items")
 
-    def __init__(self, items: Sequence[Item], checked: QueueConfig, elsewhere: int) -> None:
+    def __init__(self, items: Sequence[Item], checked: QueueConfig | None, elsewhere: Elsewhere) -> None:
         self._items = items
         self._checked = checked
         self._elsewhere = elsewhere
@@ -36,7 +61,7 @@ class Append:
     def __call__(self, tx: Tx) -> Sequence[Sent]:
         if tx.config is not self._checked:
             require_valid(self._items, tx.config)
-        return send(tx, self._items, depth_elsewhere=self._elsewhere)
+        return send(tx, self._items, elsewhere=self._elsewhere)
 
     def together(self, tx: Tx, others: list[Append]) -> list[Sequence[Sent]]:
         """Append the messages of all of them in one pass."""
@@ -44,21 +69,22 @@ class Append:
             if tx.config is not each._checked:
                 require_valid(each._items, tx.config)
         items = [item for each in others for item in each._items]
-        sent = iter(send(tx, items, depth_elsewhere=max(each._elsewhere for each in others)))
+        sent = iter(send(tx, items, elsewhere=Elsewhere.most([each._elsewhere for each in others])))
         return [[next(sent) for _ in each._items] for each in others]
 
 
-def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:
+def send(tx: Tx, items: Sequence[Item], *, elsewhere: Elsewhere | None = None) -> Sequence[Sent]:
     """Append messages to their lanes. All of them are appended, or none.
 
     Args:
-        depth_elsewhere: unresolved messages of the other shards; None: max_depth does not apply.
+        elsewhere: what the other shards have; None: maximum depths do not apply.
     Raises:
-        QueueFull: they would exceed max_depth.
+        QueueFull: they would exceed a maximum depth.
     """
     store = tx.lanes
     memory, config, now = store.memory, tx.config, tx.now
-    _require_depth(tx, store, items, depth_elsewhere)
+    if elsewhere is not None:
+        _require_depth(tx, items, elsewhere)
     plain_expires = times_of(now, None, config).expires
     lanes, floor, first = memory.lanes, memory.floor, memory.top + 1
     store.loader.load({item[0] for item in items}.difference(lanes))
@@ -99,10 +125,12 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     if delayed:
         # Before any of them is applied, because the row of a lane may be ahead.
         store.loader.fill_delayed([(row[1], row[4]) for row in rows])
+    if deduped and not memory.mark.features & mark.DEDUP_IDS:
+        store.add_feature(mark.DEDUP_IDS)
     store.log.insert(rows)
     before = listed(memory)
     memory.arrived(some, rows)
-    keep_bodies(memory, rows)
+    memory.keep_bodies(rows)
     for row in apart:
         parking.park(tx, lanes[row[1]], row[0], row[2])
     if memory.parked and (apart or deduped):
@@ -120,30 +148,76 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
 
 def listed(memory: ShardMemory) -> tuple[int, int, int]:
     """Return a state that changes when a lane becomes ready, or waits for a delay."""
-    order = memory.order
-    return len(order.arrived), len(order.ready), len(order.delays)
+    return memory.order.listed
 
 
-def _require_depth(tx: Tx, store: ShardLanes, items: Sequence[Item], elsewhere: int | None) -> None:
-    limit = tx.config.max_depth
-    if limit is None or elsewhere is None:
-        return
-    room = limit - store.memory.totals.pending - elsewhere
-    if len(items) <= room:
-        return
-    new = 0
+def _require_depth(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> None:
+    """Refuse messages that would exceed a maximum depth. Those with a known dedup id are not sent, so they don't count."""
+    full = _full(tx, items, elsewhere)
+    if full is not None and any(options is not None and options.dedup_id is not None for _, _, options, _ in items):
+        full = _full(tx, _new(tx, items), elsewhere)
+    if full is not None:
+        raise tx.lanes.refuse(full)
+
+
+def _full(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> QueueFull | None:
+    """Return why there is no room for messages. None: there is."""
+    store, config = tx.lanes, tx.config
+    over = 0 if config.max_depth is None else store.memory.totals.pending + elsewhere.messages + len(items) - config.max_depth
+    if over > 0 and items:
+        return QueueFull(f"the queue has reached max_depth={config.max_depth}", retry_after=_seconds_until(tx, over))
+    refused: dict[bytes, QueueFull] = {}
+    rules, wanted = store.memory.tenancy, Counter(item[0] for item in items)
+    if rules is not None and rules.limits_depth:
+        of_tenant: Counter[bytes] = Counter()
+        for key, n in wanted.items():
+            of_tenant[tenant_of(key, rules.separator)] += n
+        errors = {}
+        for tenant, n in of_tenant.items():
+            limit = rules.of(tenant).max_depth
+            over = 0 if limit is None else store.tenant_depth(tenant) + elsewhere.tenants.get(tenant, 0) + n - limit
+            if over > 0:
+                shown = tenant.decode(errors="backslashreplace")
+                errors[tenant] = QueueFull(
+                    f"tenant {shown!r} has reached max_depth={limit}", tenant=shown, retry_after=_seconds_until(tx, over),
+                    hint=hints.TENANT_FULL,
+                )  # fmt: skip
+        if errors:
+            refused |= {key: errors[name] for key in wanted if (name := tenant_of(key, rules.separator)) in errors}
+    if config.max_key_depth is not None:
+        for key, n in wanted.items():
+            over = 0 if is_keyless(key) else depth_of(store.loader.lane(key)) + n - config.max_key_depth
+            if over > 0 and key not in refused:
+                given = decode_key(key)
+                refused[key] = QueueFull(
+                    f"key {given!r} has reached max_key_depth={config.max_key_depth}", key=given,
+                    retry_after=_seconds_until(tx, over), hint=hints.KEY_FULL,
+                )  # fmt: skip
+    return refusal_of(refused) if refused else None
+
+
+def _seconds_until(tx: Tx, messages: int) -> float:
+    """Estimate when so many messages are resolved, by the shard's rate of acks."""
+    least, most = RETRY_SECONDS
+    totals = tx.lanes.memory.totals
+    rate, _ = add_acks(totals.ack_rate, totals.ack_rate_at, tx.now, 0)
+    return min(max(least, messages / rate), most) if rate > 0 else 1.0
+
+
+def _new(tx: Tx, items: Iterable[Item]) -> list[Item]:
+    """Return the messages whose dedup ids are not known."""
+    new: list[Item] = []
     ids: set[tuple[bytes, str]] = set()
-    for key, _, options, _ in items:
+    for item in items:
+        key, _, options, _ = item
         dedup_id = None if options is None else options.dedup_id
         if dedup_id is not None:
-            wide = tx.config.dedup_scope == "queue"
-            name = (QUEUE_WIDE if wide else key, dedup_id)
+            name = (QUEUE_WIDE if tx.config.dedup_scope == "queue" else key, dedup_id)
             if name in ids or dedup.find(tx.db, *name, tx.now) is not None:
                 continue
             ids.add(name)
-        new += 1
-    if new and new > room:
-        raise store.refuse(QueueFull(f"the queue has reached max_depth={limit}"))
+        new.append(item)
+    return new
 
 
 def _remembered(tx: Tx, key: bytes, dedup_id: str, seq: int, arrival: int) -> Sent | None:
@@ -160,48 +234,55 @@ def _remembered(tx: Tx, key: bytes, dedup_id: str, seq: int, arrival: int) -> Se
     return None if known is None else (known[0], known[1], key)
 
 
-def keep_bodies(memory: ShardMemory, rows: Sequence[MessageRow]) -> None:
-    """Keep recent messages with their bodies, which saves reading them. Large ones would fill memory."""
-    memory.bytes_kept += sum(map(len, map(_BODY_OF, rows)))
-    kept = rows if memory.bytes_kept <= BODY_BYTES_KEPT else [row[:M_BODY] for row in rows]
-    memory.rows.update(zip(map(_ID_OF, rows), kept, strict=True))
+def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig]) -> Sent | None:
+    """Append one message with a single statement. Return its place.
 
-
-def send_alone(store: ShardLanes, item: Item, now: int, config: QueueConfig) -> tuple[bool, Sent] | None:
-    """Append one message without a dedup id with a single statement. Return whether its lane is ready now, and its place.
-
+    Args:
+        given: the message, and the queue's settings, which permit it.
     Returns:
         None: that is not possible now, and nothing was written.
     """
     memory = store.memory
-    key, body, options, _ = item
-    opts = due = expires = None
+    (key, body, options, _), config = given
+    opts = due = expires = dedup_row = None
     if options is not None or config.ttl_seconds is not None:
-        opts = None if options is None else message_opts.encode(options)
-        _, due, expires = times_of(now, options, config)
-    lane = memory.lanes.get(key)
+        if options is None or options.delay or options.ttl is not None or config.ttl_seconds is not None:
+            _, due, expires = times_of(now, options, config)
+        if due is not None and is_keyless(key):
+            return None  # the message is parked
+        if options is not None:
+            opts = message_opts.encode(options)
+            if options.dedup_id is not None:
+                if config.dedup_scope == "queue" or memory.parked or not memory.mark.features & mark.DEDUP_IDS:
+                    return None  # two ids are remembered, or ended lanes are forgotten, or the shard's first id is noted
+                dedup_row = options.dedup_id, now + int(config.dedup_window_seconds * SECOND)
+    lane, is_new = memory.lanes.get(key), False
     if lane is None:
-        if key not in memory.tails:
-            return None
         memory.unsure = True
-        store.loader.load((key,))
+        if key in memory.tails:
+            store.loader.load((key,))
+            lane = memory.lanes[key]
+        elif config.idle_lane_seconds is None:
+            lane = store.loader.new_lane(key)
+            is_new = lane is not None
         memory.unsure = False
-        lane = memory.lanes[key]
-    if due is not None and (lane.rest or is_keyless(key)):
-        return None  # the head must be read, or the message is parked
+    if lane is None or (due is not None and lane.rest):
+        return None  # its row must be read, or idle lanes are forgotten
     arrival, seq = memory.top + 1, lane.tail + 1
     if seq == 1:
         seq += memory.floor
     row: MessageRow = (arrival, key, seq, now, due, expires, opts, body)
     memory.unsure = True
-    if not store.insert_alone(row):
+    if not store.insert_alone(row, dedup_row):
+        memory.unsure = is_new  # what was read without a transaction may not belong to the rest of memory
         return None
     if not lane.tail:
         memory.totals.lanes += 1
     lane.tail = seq
     before = lane.listed, lane.due
     memory.arrived((lane,), (row,))
-    memory.bytes_kept += len(body)
-    memory.rows[arrival] = row if memory.bytes_kept <= BODY_BYTES_KEPT else row[:M_BODY]
+    memory.bytes_kept += len(body) if opts is None else len(body) + len(opts)
+    memory.rows[arrival] = row if memory.bytes_kept <= BODY_BYTES_KEPT else without_body(row)
     memory.unsure = False
-    return (lane.listed, lane.due) != before, (seq, arrival, None)
+    store.wake = (lane.listed, lane.due) != before
+    return seq, arrival, None

@@ -7,22 +7,23 @@ lanes with one token are one entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from ..._errors import LeaseLost
-from ..._keys import ASIDE, decode_key, is_keyless
-from ..commit.tx import Tx
+from ..._values import retries
+from ..._values.config import QueueConfig
+from ..._values.errors import LeaseLost
+from ..._values.keys import ASIDE, decode_key, is_keyless
 from ..lane import entries as kinds
-from ..lane.entries import encode_keys
+from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
 from ..tables import trouble
-from . import ending, expiring, parking, retries, sending
+from . import ending, expiring, parking, sending
 from .failures import AttemptFailure, with_failure
 from .leases import ID, KEY, Claimed, Lost, Row, Settlement
 from .loading import NeedsTransactionError
 from .message_opts import row_of
-from .shard_lanes import ShardLanes
+from .shard_lanes import ShardLanes, Tx
 
 T = TypeVar("T")
 RESOLVED = "the message is resolved or not of this lease"
@@ -131,7 +132,7 @@ def plan(store: ShardLanes, batch: Settlement, kind: int) -> Group | None:
         return lane, ids
     if was_done(store, batch.key, batch.token, kind, batch.seqs):
         return None
-    raise lost(batch, why="the lease was lost" if lane is None else RESOLVED)
+    raise lost(store, batch, "the lease was lost" if lane is None else RESOLVED)
 
 
 def was_done(store: ShardLanes, key: bytes, token: int, kind: int, seqs: Iterable[int]) -> bool:
@@ -148,8 +149,14 @@ def was_done(store: ShardLanes, key: bytes, token: int, kind: int, seqs: Iterabl
     return same and all(low <= seq <= high and seq not in left_out for seq in seqs)
 
 
-def lost(batch: Settlement, seq: int | None = None, why: str = "the lease was lost") -> LeaseLost:
-    return LeaseLost(decode_key(batch.key), batch.seqs[0] if seq is None else seq, batch.token, why)
+def lost(store: ShardLanes, batch: Settlement, why: str = "the lease was lost") -> LeaseLost:
+    """Return the error that refuses a settlement. It names the other consumer that holds the lane now."""
+    error = LeaseLost(decode_key(batch.key), batch.seqs[0], batch.token, why)
+    lane = store.memory.lanes.get(batch.key)
+    grant = None if lane is None else lane.grant
+    if grant is not None and grant.token != batch.token and grant.deadline > store.now and not is_keyless(batch.key):
+        error.holder = LaneHolder.decode(grant.holder).consumer
+    return error
 
 
 # ---- ack
@@ -221,9 +228,13 @@ def _write_acks(tx: Tx, together: dict[int, list[tuple[Settlement, LiveLane, lis
         if tx.config.history != "off":
             for batch, lane, ids in some:
                 ending.keep(tx, ids, batch.end, None if lane.grant is None else lane.grant.at)
-        starting = [(lane, batch.start) for batch, lane, _ in some if batch.start is not None]
-        store.append(kinds.ACK, [(lane, ids) for _, lane, ids in some], token=token)
-        _start(store, token, [(lane, head) for lane, seq in starting if (head := _startable(lane, seq))])
+        if tx.config.output_seconds:
+            ending.keep_outputs(tx, ((lane, ids, said) for batch, lane, ids in some if (said := batch.end.output) is not None))
+        starting = [(lane, ids, batch.start) for batch, lane, ids in some if batch.start is not None]
+        is_next = len(starting) == len(some) and all(_is_next(*one) for one in starting)
+        groups = [(lane, ids) for _, lane, ids in some]
+        store.append(kinds.ACK, groups, token=token, holder=kinds.NEXT if is_next else None)
+        _start(store, token, [(lane, head) for lane, _, seq in starting if (head := _startable(lane, seq))])
         for _, lane, _ in some:
             if lane.grant is None and lane.listed:
                 tx.wake = True
@@ -289,7 +300,7 @@ def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     for batch in batches:
         lane = held_lane(store, batch.key, batch.token)
         if lane is None or not is_of_lease(lane, batch.seqs[0]):
-            results.append(lost(batch))
+            results.append(lost(store, batch))
             continue
         results.append(None)
         if ids := _startable(lane, batch.seqs[0]):
@@ -302,6 +313,15 @@ def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
 def _startable(lane: LiveLane, seq: int) -> list[int] | None:
     """Return the message if its start is not known yet."""
     return held_ids(lane, [seq]) if lane.grant is not None and lane.started < seq else None
+
+
+def _is_next(lane: LiveLane, ids: list[int], seq: int) -> bool:
+    """Return whether a lease begins with these messages, and this one follows them."""
+    window, n = lane.ids, len(ids)
+    return (
+        lane.rare is None and window is not None and n < lane.held
+        and window[:n] == ids and window[n] != 0 and seq == lane.first + n
+    )  # fmt: skip
 
 
 def _start(store: ShardLanes, token: int, groups: Sequence[Group]) -> None:
@@ -333,24 +353,51 @@ def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: Atte
 
 
 def _nack(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure) -> int | None:
-    store, config = tx.lanes, tx.config
+    store = tx.lanes
     found = plan(store, batch, kinds.NACK)
     if found is None:
         return 0
     lane, (arrival,) = found
-    noted = expiring.note_attempt(tx, lane, arrival, failure, tx.now, crashed=False)
-    starts, crashes, _ = lane.attempts(arrival)
-    wait = retries.retry_delay(config, batch.key, starts + 1) if delay is None else delay
-    due = due_after(tx.now, wait, failed=delay is None) or 0
-    failing = tx.now - (noted.first_at or tx.now)
-    given_up = retries.given_up(config, starts + 1, crashes, failing)
-    store.append(kinds.NACK, [found], token=batch.token, deadline=due)
+    left = _failed(store, found, tx.now, tx.config, delay, failure)
+    trouble.set_(tx.db, arrival, left.noted)
+    store.append(kinds.NACK, [found], token=batch.token, deadline=left.due)
     tx.wake = True
-    if given_up:
-        ending.apply_poison(tx, lane, arrival, retries.why(config, starts + 1, crashes, failing, failure.error))
+    if left.given_up is not None:
+        ending.apply_poison(tx, lane, arrival, left.given_up)
         return None
-    _set_aside(tx, lane, arrival, batch.seqs[0], due)
-    return wait
+    _set_aside(tx, lane, arrival, batch.seqs[0], left.due)
+    return left.wait
+
+
+class _Failed(NamedTuple):
+    """What a nack makes of a message.
+
+    Attributes:
+        noted: what its attempts left.
+        wait: microseconds until it is due. `due`: when that is; 0: now.
+        given_up: why it is out of attempts; None: it is not.
+    """
+
+    noted: trouble.Trouble
+    wait: int
+    due: int
+    given_up: str | None
+
+
+def _failed(
+    store: ShardLanes, found: Group, now: int, config: QueueConfig, delay: int | None, failure: AttemptFailure
+) -> _Failed:
+    """Return what a nack makes of a leased message. Nothing is changed."""
+    lane, (arrival,) = found
+    noted = expiring.attempted(store.db, lane, arrival, failure, now, now, crashed=False)
+    starts, crashes, _ = lane.attempts(arrival)
+    wait = retries.retry_delay(config, lane.key, starts + 1) if delay is None else delay
+    due = due_after(now, wait, failed=delay is None) or 0
+    failing = now - (noted.first_at or now)
+    given_up = None
+    if retries.given_up(config, starts + 1, crashes, failing):
+        given_up = retries.why(config, starts + 1, crashes, failing, failure.error)
+    return _Failed(noted, wait, due, given_up)
 
 
 def _set_aside(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int) -> None:
@@ -446,7 +493,7 @@ def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[Lea
 def _note(tx: Tx, batch: Settlement, said: str) -> None:
     lane = held_lane(tx.lanes, batch.key, batch.token)
     if lane is None or not is_of_lease(lane, batch.seqs[0]):
-        raise lost(batch)
+        raise lost(tx.lanes, batch)
     ids = held_ids(lane, batch.seqs[:1])
     if ids is not None:
         trouble.set_(tx.db, ids[0], trouble.of(tx.db, ids[0])._replace(output=said))
@@ -461,7 +508,7 @@ def _release(tx: Tx, batch: Settlement) -> None:
     store = tx.lanes
     lane = held_lane(store, batch.key, batch.token)
     if lane is None:
-        raise lost(batch)
+        raise lost(store, batch)
     left = lane.leased()
     ids = [i for seq, i in left if seq >= batch.seqs[0]]
     if ids and len(ids) < len(left):
@@ -474,15 +521,22 @@ def _release(tx: Tx, batch: Settlement) -> None:
 # ---- leases that last longer, or grow
 
 
-def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
-    """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines."""
+def extend(tx: Tx, batches: Sequence[Settlement], length: int, late: bool = True) -> list[int | LeaseLost]:
+    """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines.
+
+    Args:
+        late: also if the deadline has passed, and no other consumer has taken the lane.
+    """
     store, deadline = tx.lanes, min(tx.now + length, kinds.NEVER)
     results: list[int | LeaseLost] = []
     together: dict[int, dict[bytes, LiveLane]] = {}
     for batch in batches:
         lane = held_lane(store, batch.key, batch.token)
         if lane is None:
-            results.append(lost(batch))
+            results.append(lost(store, batch))
+            continue
+        if not late and lane.grant is not None and lane.grant.deadline <= tx.now:
+            results.append(lost(store, batch, "the lease has ended"))
             continue
         results.append(deadline)
         together.setdefault(batch.token, {})[lane.key] = lane
@@ -503,7 +557,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
     store = tx.lanes
     lane = held_lane(store, batch.key, batch.token)
     if lane is None or not is_of_lease(lane, batch.seqs[0]):
-        raise store.refuse(lost(batch))
+        raise store.refuse(lost(store, batch))
     ids = _growth(tx, store, lane, limit)
     if not ids:
         return []
@@ -516,7 +570,8 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
     """Return the messages behind a lease that may join it: plain ones of a lease that is whole and not over."""
     grant, rare = lane.grant, lane.rare
     if (
-        grant is None
+        tx.config.paused
+        or grant is None
         or not lane.held
         or grant.deadline <= tx.now
         or (rare is not None and (rare.hold or rare.front or rare.closed))
@@ -545,9 +600,10 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
 # ---- single statements
 
 
-def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int) -> bool | None:
-    """Ack one message with a single statement. Return as `ack_alone`."""
+def ack_one_alone(store: ShardLanes, now: int, given: tuple[bytes, int, int]) -> bool | None:
+    """Ack one message, of which key, token and seq are given, with a single statement. Return as `ack_alone`."""
     memory = store.memory
+    key, token, seq = given
     lane = memory.lanes.get(key)
     if lane is None or (grant := lane.grant) is None or grant.token != token:
         return None
@@ -558,10 +614,54 @@ def ack_one_alone(store: ShardLanes, key: bytes, token: int, seq: int, now: int)
         memory.seen + 1, kinds.ACK, now if now > memory.at else memory.at, memory.top, token, 0, None,
         ids[0].to_bytes(8, "little", signed=True),
     )  # fmt: skip
-    return lane.listed != 0 if store.append_alone(entry, [(lane, ids)]) else None
+    if not store.append_alone(entry, [(lane, ids)]):
+        return None
+    store.wake |= lane.listed != 0
+    return True
 
 
-def ack_claimed_alone(store: ShardLanes, claimed: Claimed, now: int) -> bool | None:
+def nack_alone(
+    store: ShardLanes, now: int, given: tuple[Sequence[Settlement], int | None, AttemptFailure, QueueConfig]
+) -> list[int | LeaseLost | None] | None:
+    """Nack one message with a single statement. Return as `nack`. None: that is not possible now, and nothing was written."""
+    batches, delay, failure, config = given
+    if len(batches) != 1:
+        return None
+    (batch,), memory = batches, store.memory
+    key, token = batch.key, batch.token
+    lane = memory.lanes.get(key)
+    if lane is None or lane.rest or (grant := lane.grant) is None or grant.token != token or is_keyless(key):
+        return None  # a keyless message is parked
+    ids = held_ids(lane, batch.seqs)
+    if ids is None:
+        return None
+    # What is read here is valid, because the statement writes nothing if another process wrote since memory was current.
+    left = _failed(store, (lane, ids), now, config, delay, failure)
+    if left.given_up is not None:
+        return None
+    data = kinds.encode_groups([(lane, ids)])
+    entry = (memory.seen + 1, kinds.NACK, max(now, memory.at), memory.top, token, left.due, None, data)
+    if not store.append_alone(entry, [(lane, ids)], (ids[0], *left.noted)):
+        return None
+    store.wake = True
+    return [left.wait]
+
+
+def start_alone(store: ShardLanes, now: int, batch: Settlement) -> bool | None:
+    """Charge an attempt of one message with a single statement. None: that is not possible now, or it is charged."""
+    memory, token = store.memory, batch.token
+    lane = memory.lanes.get(batch.key)
+    if lane is None or (grant := lane.grant) is None or grant.token != token:
+        return None
+    ids = _startable(lane, batch.seqs[0])
+    if ids is None:
+        return None
+    data = ids[0].to_bytes(8, "little", signed=True)
+    entry = (memory.seen + 1, kinds.START, max(now, memory.at), memory.top, token, 0, None, data)
+    return store.append_alone(entry, [(lane, ids)]) or None
+
+
+def ack_claimed_alone(store: ShardLanes, now: int, claimed: Claimed) -> bool | None:
     """Ack everything that a claim leased with a single statement. Return as `ack_alone`."""
     groups = _all_claimed(store, claimed)
     if not groups or sum([len(ids) for _, ids in groups]) != claimed.messages:
@@ -569,34 +669,45 @@ def ack_claimed_alone(store: ShardLanes, claimed: Claimed, now: int) -> bool | N
     memory = store.memory
     before = sending.listed(memory)
     entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, claimed.token, 0, None, kinds.encode_groups(groups))
-    return sending.listed(memory) != before if store.append_alone(entry, groups) else None
+    if not store.append_alone(entry, groups):
+        return None
+    store.wake |= sending.listed(memory) != before
+    return True
 
 
-def ack_alone(store: ShardLanes, batches: Sequence[Settlement], now: int) -> bool | None:
-    """Ack messages with a single statement. Return whether a lane is ready now. None: that is not possible now."""
+def ack_alone(store: ShardLanes, now: int, batches: Sequence[Settlement]) -> bool | None:
+    """Ack messages with a single statement. None: that is not possible now, and nothing was written."""
     if not batches:
         return None
     token = batches[0].token
     groups: list[Group] = []
     named: set[bytes] = set()
+    starts = 0
     store.loader.alone = True
     try:
         for batch in batches:
-            if batch.token != token or batch.start is not None or batch.key in named:
+            if batch.token != token or batch.key in named:
                 return None
             lane = held_lane(store, batch.key, token)
             ids = None if lane is None else held_ids(lane, batch.seqs)
             if lane is None or ids is None:
                 return None  # memory may be behind, so only a transaction refuses
+            if batch.start is not None:
+                if not _is_next(lane, ids, batch.start):
+                    return None
+                starts += 1
             groups.append((lane, ids))
             named.add(batch.key)
     except NeedsTransactionError:
         return None
     finally:
         store.loader.alone = False
+    if starts not in (0, len(groups)):
+        return None
     memory = store.memory
-    data = kinds.encode_groups(groups)
-    entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, None, data)
+    data, holder = kinds.encode_groups(groups), kinds.NEXT if starts else None
+    entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, holder, data)
     if not store.append_alone(entry, groups):
         return None
-    return any(lane.listed for lane, _ in groups)
+    store.wake |= any(lane.listed for lane, _ in groups)
+    return True

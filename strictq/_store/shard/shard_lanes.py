@@ -13,19 +13,36 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import apsw
 
-from ..._errors import StoreCorrupt, StrictqError
+from ..._platform import files
+from ..._platform.clock import SystemClock
 from ..._sql import SHARD
-from ..commit.tx import COUNTED, Tx
+from ..._values.config import QueueConfig
+from ..._values.errors import StoreCorrupt, StrictqError
+from ..._values.tenants import TenantRules
+from ..commit.tx import COUNTED, TxOf
+from ..disk.rate_file import RateFile
 from ..lane import entries as kinds
 from ..lane.entries import Entry, encode_groups
-from ..lane.memory import M_BODY, M_KEY, M_SENT_AT, Group, MessageRow, ShardMemory, StoreLimits
+from ..lane.memory import (
+    BODY_BYTES_KEPT,
+    FOREIGN_BODY_BYTES,
+    M_BODY,
+    M_ID,
+    M_KEY,
+    M_SENT_AT,
+    Group,
+    MessageRow,
+    ShardMemory,
+    StoreLimits,
+)
+from ..lane.ranges import Rerouted
+from ..lane.tenant_counts import TenantCounts
 from ..log.log_rows import LogRows
-from ..tables import mark
+from ..tables import mark, parcels, tenant_depths, turn_rows
 from ..tables.lane_rows import LaneRows
 from .arrivals import Arrivals
-from .claiming import Claiming
 from .folding import Folder
-from .loading import Loader
+from .loading import Loader, NeedsTransactionError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,6 +50,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _COUNTS: Final = attrgetter(*COUNTED)
+NEWS_MAX: Final = 64
+"""A single statement reads fewer rows of other processes. If there are more, a transaction reads them."""
 
 
 class LaneTotals:
@@ -85,6 +104,10 @@ def last_outbox(db: apsw.Connection) -> int:
     return stored or 0
 
 
+KINDS_OF_TRANSACTIONS: Final = kinds.WITH_MARK | {kinds.VOID}
+"""Entries that only a transaction reads, because rows were written or cut beside them."""
+
+
 class EmptyReceives(Protocol):
     """Counts the receives of this process that found nothing."""
 
@@ -99,6 +122,9 @@ class ShardLanes:
         totals: None while a transaction is running, or memory may differ from the file.
         is_current: the last transaction found memory equal to the file. Then other processes are probably not writing.
         mark_changed: the running transaction changed `mark`.
+        claims: messages are claimed here, so the bodies of other processes' messages are worth keeping.
+        rates: what tenants have taken of their rates, over all processes.
+        wake: a single statement made something claimable, so waiting receivers must be woken.
         db, run, many: the connection, and its methods. Every part is made anew for another connection.
     """
 
@@ -109,21 +135,34 @@ class ShardLanes:
     rows: LaneRows
     loader: Loader
     folder: Folder
-    claiming: Claiming
     arrivals: Arrivals
 
-    def __init__(self, shard: int, limits: StoreLimits | None = None, memory: ShardMemory | None = None) -> None:
+    def __init__(
+        self,
+        shard: int,
+        limits: StoreLimits | None = None,
+        memory: ShardMemory | None = None,
+        *,
+        claims: bool = False,
+        rates: RateFile | None = None,
+    ) -> None:
         self.shard = shard
+        self.claims = claims
         self.memory = memory or ShardMemory(shard, limits or StoreLimits())
         self.now = 0
         self.is_current = False
-        self.mark_changed = False
+        self.mark_changed = self.wake = False
         self.totals: LaneTotals | None = None
         self._view = LaneTotals(self)
+        self.planner: Any = None
+        """The planner of claims on this connection, which the first claim makes: see `claiming.of`."""
         self._known: apsw.Connection | None = None
         self._begun = (0, 0, 0, 0)
         self._refusal: BaseException | None = None
         self._suspects: int | None = None
+        self.rates = RateFile(None, SystemClock()) if rates is None else rates
+        self._separated: QueueConfig | None = None
+        """The settings by which tenants take turns; None: a transaction must look for them."""
 
     def _use(self, db: apsw.Connection) -> None:
         """Work on this connection from now on."""
@@ -137,8 +176,9 @@ class ShardLanes:
         self.rows = LaneRows(db, self.shard, memory.limits.chunk)
         self.loader = Loader(db, memory, self.log, self.rows)
         self.folder = Folder(db, self.loader, self.log, self.rows)
-        self.claiming = Claiming(self)
+        self.planner = None
         self.arrivals = Arrivals(db, memory)
+        self._dirty_max = self.folder.dirty_max
         self._known = db
 
     @property
@@ -166,37 +206,71 @@ class ShardLanes:
         if self._known is not db:
             self._use(db)
         memory = self.memory
-        self.loader.alone = False
+        self.loader.alone = self.loader.replays = False
         self.totals = self._refusal = None
-        seen, top = self.log.newest()
+        news = None if self.is_current or memory.unsure else self.log.news(memory.seen, memory.top, NEWS_MAX, self._body_bytes)
+        if news is None:
+            seen, top = self.log.newest()
+        else:
+            entries, messages = news
+            seen, top = entries[-1][0] if entries else memory.seen, messages[-1][M_ID] if messages else memory.top
         self.is_current = not memory.unsure and (seen, top) == (memory.seen, memory.top)
         if not self.is_current or memory.unplaced:
             if seen + top - (0 if memory.unsure else memory.seen + memory.top) > most:
                 return None
-            self._catch_up(seen, top)
+            self._catch_up(seen, top, news)
         self.mark_changed = False
         self._begun = (seen, top, db.total_changes(), memory.work)
         memory.unsure = True  # until the COMMIT
         return self._view
 
-    def outlook(self) -> tuple[bool, int]:
-        """Return whether a lane may be ready, and a time before which no lease and no delay ends.
-
-        Memory agrees with the file.
-        """
-        self.claiming.look_ahead()
-        order = self.memory.order
-        return order.may_have_ready, min(order.next_end, order.next_due)
-
     def follow(self, db: apsw.Connection) -> Self:
         """Read what other processes wrote, in a read transaction."""
         if self._known is not db:
             self._use(db)
-        self.loader.alone = False
+        self.loader.alone = self.loader.replays = False
         self.totals = None
         self._catch_up(*self.log.newest())
         self.totals = self._view
         return self
+
+    def follow_alone(self) -> bool:
+        """Read the little that other processes wrote lately with a single statement, outside a transaction.
+
+        The single statement that writes compares memory with the file, so it does not matter what they write in between.
+
+        Returns:
+            False: a transaction must read what is left. Memory is as the file was at some time.
+        """
+        memory, loader = self.memory, self.loader
+        news = self.log.news(memory.seen, memory.top, NEWS_MAX, self._body_bytes)
+        if news is None:
+            return False
+        entries, messages = news
+        if not entries and not messages:
+            self.is_current = True
+            return True
+        seen = memory.seen + len(entries)
+        if entries and (entries[0][0], entries[-1][0]) != (memory.seen + 1, seen):
+            return False
+        if not KINDS_OF_TRANSACTIONS.isdisjoint([entry[1] for entry in entries]):
+            return False
+        top = messages[-1][M_ID] if messages else memory.top
+        memory.unsure = loader.alone = loader.replays = True
+        try:
+            self._replay(entries, messages)
+            memory.seen, memory.top = seen, top
+            loader.place_all()
+            memory.make_room()
+        except NeedsTransactionError:
+            memory.unsure = False  # what was applied is a beginning of what was read
+            return False
+        except StrictqError:
+            return False  # a transaction finds it again, and reports it
+        finally:
+            loader.alone = loader.replays = False
+        memory.unsure = False
+        return True
 
     def undone(self, error: BaseException, position: int) -> None:
         """Adapt to the rollback of an operation of a group, in a transaction that continues.
@@ -205,7 +279,7 @@ class ShardLanes:
             position: `commits` when it began. An operation that refuses may have written something before.
         """
         memory = self.memory
-        if error is not self._refusal or position != self.commits:
+        if not self._is_refusal(error) or position != self.commits:
             unwritten = memory.mark
             memory.unsure = True
             self._catch_up(*self.log.newest())
@@ -218,26 +292,37 @@ class ShardLanes:
     def rolled_back(self, error: BaseException) -> None:
         """Adapt to the rollback of a transaction. If a plan refused, and nothing was written, memory is as the file is."""
         memory = self.memory
-        refused, self._refusal = self._refusal, None
-        if refused is not None and refused is error and (memory.seen, memory.top) == self._begun[:2] and not self.mark_changed:
+        if self.mark_changed:
+            self._separated = None  # the table of turns may have been filled
+        refused, self._refusal = self._is_refusal(error), None
+        if refused and (memory.seen, memory.top) == self._begun[:2] and not self.mark_changed:
             memory.unsure = False
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        """Return whether a plan raised this error before anything changed. A key without a lane is noticed as it is looked up."""
+        return error is self._refusal or isinstance(error, Rerouted)
 
     def refuse(self, error: StrictqError) -> StrictqError:
         """Return the error by which a plan refuses. Nothing was written, and nothing of memory changed, since the call began."""
         self._refusal = error
         return error
 
-    def _catch_up(self, seen: int, top: int) -> None:
-        """Read what memory lacks, up to these rows. It runs in a transaction."""
+    def _catch_up(self, seen: int, top: int, news: tuple[list[Entry], list[MessageRow]] | None = None) -> None:
+        """Read what memory lacks, up to these rows. It runs in a transaction.
+
+        Args:
+            news: these rows, if they have been read.
+        """
         memory = self.memory
         if memory.unsure:
-            memory.clear(*mark.read(self.db, self.shard))
+            self._clear()
         elif (seen, top) == (memory.seen, memory.top) and not memory.unplaced:
             return
-        memory.unsure = True
-        entries = self.log.entries_after(memory.seen)
+        memory.unsure = self.loader.replays = True
+        entries = self.log.entries_after(memory.seen) if news is None else news[0]
         if self._must_begin_anew(entries, seen):
-            memory.clear(*mark.read(self.db, self.shard))
+            news = None
+            self._clear()
             entries = self.log.entries_after(memory.seen)
             if self._must_begin_anew(entries, seen):
                 raise StoreCorrupt(f"row {memory.seen + 1} of its journal is missing", shard=self.shard)
@@ -245,13 +330,52 @@ class ShardLanes:
             stored, totals = mark.read(self.db, self.shard)
             if stored.counted > memory.mark.counted:
                 memory.mark, memory.totals = stored, totals
+                self._count_tenants()
                 self._suspects = None
-        messages = self.log.messages_after(memory.top) if top > memory.top else []
+        if news is not None:
+            messages = news[1]
+        else:
+            messages = self.log.messages_after(memory.top, self._body_bytes) if top > memory.top else []
         self._replay(entries, messages)
         memory.seen, memory.top = seen, max(memory.top, top)
         self.loader.place_all()
         memory.make_room()
-        memory.unsure = False
+        memory.sort_some()
+        memory.unsure = self.loader.replays = False
+
+    def _clear(self) -> None:
+        """Begin to build memory anew."""
+        stored, totals = mark.read(self.db, self.shard)
+        self.memory.clear(stored, totals)
+        self.memory.ranges = parcels.ranges(self.db, self.shard) if stored.features & mark.RANGES else None
+        self._count_tenants()
+
+    def _count_tenants(self) -> None:
+        """Count what tenants have from the mark on, if the table of depths says by which separator."""
+        memory = self.memory
+        known = memory.mark.features & mark.TENANT_DEPTHS
+        text = turn_rows.separator_of(self.db) if known else None
+        separator = None if text is None else text.encode()
+        if separator is None:
+            memory.counts = None
+        elif memory.counts is not None and memory.counts.separator == separator:
+            memory.counts.forget_depths(tenant_depths.some(self.db))
+        else:
+            memory.counts = TenantCounts(separator, tenant_depths.some(self.db))
+            if memory.tenancy is not None and memory.tenancy.limits_keys:
+                self.leases()
+
+    def leases(self) -> TenantCounts | None:
+        """Return the counts of tenants, with their leases, which are followed from now on. It runs in a transaction."""
+        counts = self.memory.counts
+        if counts is not None and counts.leased is None:
+            counts.follow_leases(tenant_depths.leased(self.db), self.memory.lanes.values())
+        return counts
+
+    @property
+    def _body_bytes(self) -> int:
+        """The length up to which the bodies of other processes' messages are read. -1: none is."""
+        return FOREIGN_BODY_BYTES if self.claims and self.memory.bytes_kept < BODY_BYTES_KEPT else -1
 
     def _must_begin_anew(self, entries: Sequence[Entry], seen: int) -> bool:
         """Return whether rows were cut that memory lacks, or another process repaired the file."""
@@ -303,30 +427,46 @@ class ShardLanes:
         data = encode_groups(groups) if data is None else data
         entry = (memory.seen + 1, kind, at, memory.top, token, deadline, holder, data)
         self.log.append(entry)
-        memory.apply(entry, groups)
+        self._apply(entry, groups)
         return entry
 
-    def append_alone(self, entry: Entry, groups: Sequence[Group]) -> bool:
-        """Commit an entry in a single statement, and apply it. Return False if another process wrote meanwhile."""
+    def _apply(self, entry: Entry, groups: Sequence[Group]) -> None:
+        memory = self.memory
+        memory.slot_freed = False
+        memory.apply(entry, groups)
+        self.wake = self.wake or memory.slot_freed
+
+    def append_alone(self, entry: Entry, groups: Sequence[Group], trouble: tuple[Any, ...] | None = None) -> bool:
+        """Commit an entry in a single statement, and apply it. Return False if another process wrote meanwhile.
+
+        Args:
+            trouble: a row of that table to write with it.
+        """
         memory = self.memory
         memory.unsure = True
         try:
-            if not self.log.append_alone(entry):
+            if not self.log.append_alone(entry, trouble):
                 self.is_current = memory.unsure = False
                 return False
         except apsw.BusyError:
             memory.unsure = False
             raise
-        memory.apply(entry, groups)
+        self._apply(entry, groups)
         memory.unsure = False
         return True
 
-    def insert_alone(self, row: MessageRow) -> bool:
-        """Commit a message in a single statement. Return False if another process wrote meanwhile. The caller applies it."""
+    def insert_alone(self, row: MessageRow, dedup: tuple[str, int] | None = None) -> bool:
+        """Commit a message in a single statement. The caller applies it.
+
+        Args:
+            dedup: its dedup id, and the end of its window.
+        Returns:
+            False: another process wrote meanwhile, or the dedup id is known.
+        """
         memory = self.memory
         memory.unsure = True
         try:
-            if not self.log.insert_alone(row, memory.seen):
+            if not self.log.insert_alone(row, memory.seen, dedup):
                 self.is_current = memory.unsure = False
                 return False
         except apsw.BusyError:
@@ -339,14 +479,16 @@ class ShardLanes:
         memory = self.memory
         stored = memory.mark
         return (
-            not memory.unsure and stored.config_version == config_version and stored.epoch == epoch
-            and memory.work < self.folder.window and len(memory.dirty) < self.folder.dirty_max and not memory.unplaced
+            self._separated is not None
+            and not memory.unsure and stored.config_version == config_version and stored.epoch == epoch
+            and memory.work < self.folder.window and len(memory.dirty) < self._dirty_max and not memory.unplaced
         )  # fmt: skip
 
     def finish(self, tx: Tx, empties: EmptyReceives) -> None:
         """Write what a transaction needs before its COMMIT: an entry if nothing else tells others of it, and folds."""
         memory = self.memory
         seen, top, changes, work = self._begun
+        tx.wake = tx.wake or self.wake
         if self.mark_changed:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.store_mark(memory.seen + 1)
@@ -359,6 +501,7 @@ class ShardLanes:
         if self.folder.is_due:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
+        self._dirty_max = min(self.folder.dirty_max, memory.sort_some())
 
     @property
     def suspects(self) -> int:
@@ -371,6 +514,78 @@ class ShardLanes:
         """Return whether the newest message was sent before this time."""
         row = self.memory.rows.get(self.memory.top)
         return row is None or row[M_SENT_AT] < now
+
+    def separate(self, config: QueueConfig) -> None:
+        """Let tenants take turns, and lanes be sidelined, as the settings say, in a write transaction."""
+        if config is self._separated:
+            return
+        memory, separator = self.memory, config.tenant_separator
+        known = bool(memory.mark.features & mark.TURNS)
+        counts = bool(memory.mark.features & mark.TENANT_DEPTHS)
+        differs = (turn_rows.separator_of(self.db) if known else None) != separator
+        if differs:
+            turn_rows.rebuild(self.db, separator, create=not known)
+        if differs or (separator is not None and not counts):
+            with files.late():
+                from .counting import depths_by_tenant  # it reads the lanes of this module
+
+            depths = {} if separator is None else depths_by_tenant(self, separator.encode())
+            tenant_depths.rebuild(self.db, depths, create=not counts)
+            memory.counts = None  # the table has all
+            self.add_feature(mark.TURNS | mark.TENANT_DEPTHS)
+            self._count_tenants()
+        if config.turns is not None or memory.tenancy is not None:
+            memory.take_turns(config.turns)
+        if memory.tenancy is not None and memory.tenancy.limits_keys:
+            self.leases()
+        self._separated = config
+
+    def tenant_depth(self, tenant: bytes) -> int:
+        """Return the unresolved messages of a tenant."""
+        counts = self.memory.counts
+        return 0 if counts is None else tenant_depths.depth(self.db, counts, tenant)
+
+    def tenant_depths(self) -> dict[bytes, int]:
+        """Return the unresolved messages of all tenants that have any."""
+        counts = self.memory.counts
+        return {} if counts is None else tenant_depths.depths(self.db, counts)
+
+    def in_flight(self, rules: TenantRules, now: int) -> dict[bytes, int]:
+        """Return the number of leased keys of each tenant that may have only so many."""
+        return {name: n for name, n in self.in_flight_of_all(now).items() if rules.of(name).concurrency is not None}
+
+    def in_flight_of_all(self, now: int) -> dict[bytes, int]:
+        """Return the number of leased keys of each tenant."""
+        counts = self.leases()
+        if counts is None or counts.leased is None:
+            return {}
+        return {name: len(counts.in_flight(name, now)) for name in counts.leased}
+
+    def add_feature(self, bit: int) -> None:
+        """Note that the shard has a feature, in its file at once: an operation of the group that is undone later keeps it."""
+        memory = self.memory
+        memory.mark.features |= bit
+        self.mark_changed = True
+        self.folder.store_mark(memory.seen + 1)
+        self.append(kinds.NOTE, (), data=b"")
+
+    def rest(self) -> None:
+        """Bring every lane to rest, in a write transaction, so that its row says everything about it."""
+        memory, folder = self.memory, self.folder
+        while memory.dirty or memory.gone or memory.fold_to:
+            folder.slice(self.now)
+
+    def change_rows(self) -> None:
+        """Let every process begin anew from the rows of lanes, which all are at rest and were changed since.
+
+        The journal is cut, so that no process replays changes of a lane that has left the shard.
+        """
+        memory = self.memory
+        self.append(kinds.NOTE, (), data=b"")
+        memory.mark.cut, memory.mark.mid = memory.seen, memory.top
+        self.log.cut(memory.seen)
+        self.folder.store_mark(memory.seen + 1)
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         """Make every process build its memory anew, because rows were changed in another way than by entries."""
@@ -399,11 +614,12 @@ class ShardLanes:
         missing: list[int] = []
         for i in arrivals:
             row = rows.get(i) or old.get(i)
-            if row is None or len(row) == M_BODY:
+            if row is None or row[M_BODY] is None:
                 missing.append(i)
             else:
                 found[i] = row
         return found if not missing else found | self.log.whole(missing)
 
 
-__all__ = ["LaneTotals", "ShardLanes", "last_outbox"]
+Tx = TxOf[ShardLanes]
+"""One write transaction on one shard, as the verbs see it."""

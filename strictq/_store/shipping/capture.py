@@ -16,10 +16,10 @@ from typing import Any
 
 import apsw
 
-from ... import _files as files
-from ..._clock import Clock
-from .. import catalog
-from ..catalog import Catalog
+from ..._platform import files
+from ..._platform.clock import Clock
+from ..catalog import queue_db
+from ..catalog.contents import Catalog
 from ..commit.checkpoint import WAL_PAGES, WAL_PAGES_MIN
 from ..commit.connection import check_file, connect_catalog, translate
 from ..disk import layout
@@ -44,18 +44,24 @@ class Capture:
         self._catalog_seen: int | None = None
         self._catalog_at: int | None = None
         """When queue.db was changed last, as long as its confirmed image is its present one."""
-        self.known: Catalog = catalog.read(directory)
-        shards = len(self.known.topology)
-        self._seal_at = max(WAL_PAGES // shards, WAL_PAGES_MIN)
+        self.known: Catalog = queue_db.read(directory)
         try:
             with _translated():
                 check_file(directory / layout.CATALOG, CATALOG_FILE, writing=False)
                 self._catalog = connect_catalog(str(directory / layout.CATALOG), read_only=True)
-                for part in self.known.topology:
-                    self._tails.append(WalTail(directory, part, self.known.durability))
+                self._add_tails()
         except BaseException:
             self.close()
             raise
+
+    def _add_tails(self) -> bool:
+        """Follow the shards that queue.db names and that are not followed yet. Return whether there were any."""
+        parts = self.known.topology.ranges[len(self._tails) :]
+        for part in parts:
+            self._tails.append(WalTail(self._directory, part, self.known.durability))
+        if parts:
+            self._seal_at = max(WAL_PAGES // len(self._tails), WAL_PAGES_MIN)
+        return bool(parts)
 
     def close(self) -> None:
         """Release every shard. From now on processes may checkpoint what was not captured."""
@@ -72,8 +78,8 @@ class Capture:
 
     @property
     def shards(self) -> int:
-        """The number of the queue's shards."""
-        return len(self.known.topology)
+        """The number of the queue's shards that are followed."""
+        return len(self._tails)
 
     # ---- where to begin
 
@@ -118,14 +124,14 @@ class Capture:
         Changes stay in the result until `confirm`: after a failed attempt to ship them, the next cut repeats them.
         """
         with _translated():
-            x = self.now()
-            wall = self._clock.wall()
-            while not all(self._guarded(tail, partial(tail.advance, x)) for tail in self._tails):
-                x = self.now()  # a shard that is captured whole may have commits that are later than the previous x
-                wall = self._clock.wall()
-            for tail in self._tails:
-                sync_or_suspect(tail, self._suspect)
-            image = self._changed_catalog()
+            while True:
+                x, wall = self._advance()
+                for tail in self._tails:
+                    sync_or_suspect(tail, self._suspect)
+                image = self._changed_catalog()
+                if not self._add_tails():
+                    break
+                self.begin(None)  # the first cut with a new shard has the whole queue, like the first of all
             parts = [ChangedFile(t.shard, t.size, t.count(), t.images()) for t in self._tails if t.has_changes]
             if not parts and image is None:
                 return None
@@ -136,6 +142,14 @@ class Capture:
                 content = iter([(i + 1, image[i * at : (i + 1) * at]) for i in range(pages)])
                 parts.append(ChangedFile(CATALOG_FILE, pages, pages, content))
             return QueueCut(x, wall, whole, parts, {tail.shard: tail.position() for tail in self._tails})
+
+    def _advance(self) -> tuple[int, int]:
+        """Capture the commits of all shards up to now. Return the queue time and the wall time of that."""
+        while True:
+            x, wall = self.now(), self._clock.wall()
+            if all(self._guarded(tail, partial(tail.advance, x)) for tail in self._tails):
+                return x, wall
+            # A shard that is captured whole may have commits that are later than x.
 
     @staticmethod
     def _guarded(tail: WalTail, work: Callable[[], None]) -> bool:
@@ -157,8 +171,9 @@ class Capture:
         if self._catalog_seen == self._catalog_version:
             self._catalog_at = at
             return None
-        self.known = catalog.read(self._directory)
-        return self._catalog.serialize("main")
+        image = self._catalog.serialize("main")
+        self.known = queue_db.read(self._directory)  # afterwards, so that it names every shard that the image names
+        return image
 
     def confirm(self) -> None:
         """Mark the last cut as stored at the target."""

@@ -22,11 +22,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from ... import _files as files
-from ... import _hints as hints
-from ..._clock import MICROSECONDS, Clock
-from ..._errors import Fenced, NotConfirmed, StrictqError, TargetUnavailable
-from ..catalog import Replication
+from ..._platform import files
+from ..._platform.clock import MICROSECONDS, Clock
+from ..._values import hints
+from ..._values.errors import Fenced, NotConfirmed, StrictqError, TargetUnavailable
+from ..catalog.contents import Replication
 from ..disk import layout
 from .shipping import Shipping
 from .status import ShipStatus

@@ -13,9 +13,9 @@ from typing import Final
 
 import apsw
 
-from ... import _files as files
-from ..._errors import StoreError
-from ..._keys import is_keyless
+from ..._platform import files
+from ..._values.errors import StoreError
+from ..._values.keys import is_keyless
 from ..disk import layout
 from ..shard import checking
 from ..shard.shard_lanes import ShardLanes

@@ -13,15 +13,15 @@ from typing import Final
 
 import apsw
 
-from ... import _files as files
-from ..._errors import StoreCorrupt, StoreFull
-from ..._sql import LOG, REPLICATION, SHARD
-from .. import catalog, migrate
-from ..catalog import Catalog, Fork, Replication
+from ..._platform import files
+from ..._sql import REPLICATION
+from ..._values.errors import StoreCorrupt, StoreFull
+from ..catalog import queue_db, shard_identity
+from ..catalog.contents import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
 from ..disk import checksums, layout, reserve, wal_file
-from ..migrating import counters
-from ..topology import Range
+from ..disk import formats as migrate
+from ..disk.topology import Range
 from . import fork_point
 from .values import CATALOG_FILE, PAGE_BYTES
 
@@ -124,7 +124,7 @@ class Rebuild(PageFiles):
         self.sync()
         self.close()
         with _typed(-1):
-            known = catalog.read(self._directory, older=True)
+            known = queue_db.read(self._directory, older=True)
             ends, unresolved = [], {}
             for part in known.topology:
                 end, unresolved[part.shard] = self._verified(known, part)
@@ -140,7 +140,7 @@ class Rebuild(PageFiles):
                 fork = Fork(before.history_id, before.term, replication.floor_time, tuple(ends))
                 fork_point.write(self._directory, fork.history_id, unresolved)
             if boot is None:
-                catalog.set_epoch(self._directory, epoch_behind(known))
+                queue_db.set_epoch(self._directory, epoch_behind(known))
             else:
                 db = connect_catalog(str(self._directory / layout.CATALOG))
                 try:
@@ -148,7 +148,7 @@ class Rebuild(PageFiles):
                 finally:
                     db.close()
             files.sync_directory(self._directory)
-            catalog.set_replication(self._directory, replication, fork)
+            queue_db.set_replication(self._directory, replication, fork)
 
     def _verified(self, known: Catalog, part: Range) -> tuple[tuple[int, int], fork_point.Unresolved | None]:
         """Return the last numbers that a shard issued, and its unresolved messages.
@@ -161,17 +161,13 @@ class Rebuild(PageFiles):
         shard = connect(str(self._directory / part.file), durability="process", cache_kib=256)
         try:
             checksums.require(shard, part.shard)
-            catalog.verify_shard(shard, known, part)
+            shard_identity.verify_shard(shard, known, part)
+            issued = shard_identity.issued(shard)
             if migrate.version_of(shard, migrate.SHARD_ID) < migrate.ONE_LANE:
-                return counters.issued(shard), None  # it was shipped before an upgrade, and is to be migrated
-            return _issued(shard), fork_point.unresolved(shard, part.shard)
+                return issued, None  # it was shipped before an upgrade, and is to be migrated
+            return issued, fork_point.unresolved(shard, part.shard)
         finally:
             shard.close()
-
-
-def _issued(shard: apsw.Connection) -> tuple[int, int]:
-    """Return a shard's newest arrival number and newest outbox number."""
-    return shard.execute(LOG.newest).get[1], shard.execute(SHARD.read_meta, ("last_outbox",)).get or 0
 
 
 def epoch_behind(known: Catalog) -> int:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from ..._errors import StrictqError
-from ..catalog import Replication
+from ..._values.errors import StrictqError
+from ..catalog.contents import Replication
 
 
 class Ships(Protocol):
@@ -97,7 +97,7 @@ class Shipping:
             if self._ships is not None and self._ships.ended:
                 self._ships = None
             if self._ships is None and self._start is not None and self.wanted and not self._paused:
-                with suppress(StrictqError):
+                with suppress(StrictqError, OSError):
                     self._ships = self._start()
         finally:
             self._lock.release()

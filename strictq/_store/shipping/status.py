@@ -16,8 +16,8 @@ from typing import Final
 
 import attrs
 
-from ... import _files as files
-from ..._errors import StoreError
+from ..._platform import files
+from ..._values.errors import StoreError
 from ..disk import layout
 
 STATUS_BYTES_MAX: Final = 1 << 16

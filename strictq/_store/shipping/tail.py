@@ -22,14 +22,14 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from ... import _files as files
-from ..._errors import StoreCorrupt
+from ..._platform import files
 from ..._sql import LOG, SHARD
+from ..._values.errors import StoreCorrupt
 from ..commit.connection import Durability, check_file, connect
 from ..disk import checksums
 from ..disk.pages import Unreadable
+from ..disk.topology import Range
 from ..disk.wal_file import FRAME_HEADER_BYTES, HEADER_BYTES, parse_header
-from ..topology import Range
 from .commit_time import time_of
 from .values import FRAME_BYTES, PAGE_BYTES, Image, Position, WalMovedOn, WentBack
 

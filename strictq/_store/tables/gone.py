@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
 from ..._sql import TABLES
+from ..._values.errors import StoreCorrupt
 from ..log.log_rows import LogRows
 
 BUCKET_BITS: Final = 7

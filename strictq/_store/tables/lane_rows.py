@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import apsw
 
-from ..._errors import StoreCorrupt
 from ..._sql import TABLES, repeated
+from ..._values.errors import StoreCorrupt
 from ..lane.damage import is_of_values
 from ..lane.entries import pack, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane

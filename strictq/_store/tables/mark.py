@@ -7,11 +7,23 @@ from typing import Any, Final
 import apsw
 import attrs
 
-from ..._errors import SchemaMismatch, StoreCorrupt
 from ..._sql import TABLES
+from ..._values.errors import SchemaMismatch, StoreCorrupt
 from ..lane.totals import RunningTotals, StoredMark
 
-KNOWN_FEATURES: Final = 0
+KEPT_OUTPUTS: Final = 1
+"""The bit of a shard that has the table of kept outputs."""
+TURNS: Final = 2
+"""The bit of a shard with the table `turn`."""
+TENANT_DEPTHS: Final = 4
+"""The bit of a shard with the table `tenant_depth`."""
+DEDUP_IDS: Final = 8
+"""The bit of a shard with messages whose `opts` may have their dedup ids."""
+RANGES: Final = 16
+"""The bit of a shard that a range has moved from or to."""
+PARCELS: Final = 64
+"""The bit of such a shard whose parcels leave their messages in `message`."""
+KNOWN_FEATURES: Final = KEPT_OUTPUTS | TURNS | TENANT_DEPTHS | DEDUP_IDS | RANGES | PARCELS
 """The bits of `features` that this version knows. A later feature adds kinds of entries, columns or tables under a bit."""
 _FIELDS: Final = len(attrs.fields(StoredMark))
 

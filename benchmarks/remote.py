@@ -1,0 +1,276 @@
+"""`python -m benchmarks remote`: workers on a queue of an SQS endpoint, and the forwarder, beside plain loops with boto3.
+
+The endpoint is `strictq serve sqs --memory` in a process of its own. A round trip is added in the client, before each request.
+Overlap is the time that the handlers of process take at least, as a share of the time that the run took. The last column is the
+processor time of this process, microseconds per message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import boto3
+from botocore.config import Config
+
+import strictq
+
+from .sqs import SERVERS, server
+
+PREPARE: Final = 0.025
+PROCESS: Final = 0.040
+SHORT_PROCESS: Final = 0.020
+SLOTS: Final = 8
+BATCH: Final = 10
+ROUNDS: Final = 3
+BODY: Final = "x" * 100
+CONFIRM: Final = ("before_next", "behind")
+
+
+class Sizes(NamedTuple):
+    """How many messages a run has: of one group, of each of many groups, of a standard queue, and to forward."""
+
+    one: int = 60
+    each: int = 8
+    standard: int = 800
+    forwarded: int = 3_000
+    rounds: int = ROUNDS
+
+
+SHORT: Final = Sizes(20, 3, 200, 600, 1)
+TINY: Final = Sizes(4, 1, 20, 60, 1)
+
+
+class Run(NamedTuple):
+    """What was measured: an overlap or a rate, and microseconds of processor time per message."""
+
+    value: float
+    processor: float
+
+
+class Place:
+    """An endpoint, and clients with a round trip."""
+
+    def __init__(self, port: int, directory: Path) -> None:
+        self.port, self.directory = port, directory
+        self._numbers = itertools.count()
+
+    def client(self, round_trip: float = 0.0) -> Any:
+        """Return a client whose requests take so many seconds longer."""
+        config = Config(retries={"total_max_attempts": 1}, max_pool_connections=2 * SLOTS, read_timeout=30)
+        made = boto3.client(
+            "sqs", endpoint_url=f"http://127.0.0.1:{self.port}", region_name="us-east-1", aws_access_key_id="any",
+            aws_secret_access_key="any", config=config,
+        )  # fmt: skip
+        if round_trip:
+            made.meta.events.register("before-send.sqs.*", lambda **_: time.sleep(round_trip))
+        return made
+
+    def queue(self, *, fifo: bool = True) -> str:
+        """Create a queue. Return its name."""
+        name = f"bench-{next(self._numbers)}{'.fifo' * fifo}"
+        self.client().create_queue(QueueName=name, Attributes={"FifoQueue": "true"} if fifo else {})
+        return name
+
+    def filled(self, groups: int, each: int, *, fifo: bool = True) -> str:
+        """Create a queue with messages. Return its name."""
+        name, client = self.queue(fifo=fifo), self.client()
+        entries = [
+            {"Id": str(n % BATCH), "MessageBody": BODY}
+            | ({"MessageGroupId": f"g{n % groups}", "MessageDeduplicationId": str(n)} if fifo else {})
+            for n in range(groups * each)
+        ]
+        for i in range(0, len(entries), BATCH):
+            client.send_message_batch(QueueUrl=self.url(name), Entries=entries[i : i + BATCH])
+        return name
+
+    def url(self, name: str) -> str:
+        """Return a queue's URL for boto3."""
+        return f"http://127.0.0.1:{self.port}/000000000000/{name}"
+
+    def connect(self, name: str, round_trip: float = 0.0, **options: Any) -> Any:
+        """Return a queue's connection."""
+        return strictq.connect(f"sqs+http://127.0.0.1:{self.port}/queue/{name}", client=self.client(round_trip), **options)
+
+
+class Counted:
+    """A handler that counts, and says when it has returned as often as wanted."""
+
+    def __init__(self, wanted: int, seconds: float) -> None:
+        self._wanted, self._seconds = wanted, seconds
+        self._lock = threading.Lock()
+        self._done = 0
+        self.first = 0.0
+        self.last = 0.0
+        self.over = threading.Event()
+
+    def __call__(self, _job: Any) -> None:
+        with self._lock:
+            self.first = self.first or time.perf_counter()
+        time.sleep(self._seconds)
+        with self._lock:
+            self._done += 1
+            if self._done == self._wanted:
+                self.last = time.perf_counter()
+                self.over.set()
+
+
+def _prepare(_job: Any) -> bytes:
+    time.sleep(PREPARE)
+    return b""
+
+
+class Load(NamedTuple):
+    """What is processed.
+
+    Attributes:
+        each: messages of each group; of a standard queue, each message is a group.
+        round_trip: seconds by which requests are longer.
+        seconds: the duration of process.
+        ahead: whether there is a prepare.
+    """
+
+    what: str
+    groups: int
+    each: int
+    round_trip: float
+    seconds: float
+    fifo: bool = True
+    ahead: bool = True
+
+    @property
+    def messages(self) -> int:
+        return self.groups * self.each
+
+    @property
+    def threads(self) -> int:
+        return min(self.groups, SLOTS)
+
+    def run(self, handler: Counted, began: float) -> Run:
+        """Return the overlap. `began` is the processor time at the start."""
+        took = handler.last - handler.first + (PREPARE if self.ahead else 0.0)
+        overlap = self.messages * self.seconds / self.threads / took
+        return Run(overlap, (time.process_time() - began) * 1e6 / self.messages)
+
+
+def work(place: Place, load: Load, confirm: str) -> Run:
+    """Process a queue with a worker."""
+    handler, name = Counted(load.messages, load.seconds), place.filled(load.groups, load.each, fifo=load.fifo)
+    began = time.process_time()
+    with place.connect(name, load.round_trip, confirm=confirm) as q:
+        worker = strictq.Worker(q, handler, prepare=_prepare if load.ahead else None, concurrency=SLOTS)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        handler.over.wait()
+        worker.stop()
+        running.join()
+    return load.run(handler, began)
+
+
+def loop(place: Place, load: Load) -> Run:
+    """Process a queue with loops of boto3: receive ten, prepare and process each, delete it."""
+    handler, name = Counted(load.messages, load.seconds), place.filled(load.groups, load.each, fifo=load.fifo)
+    client, url, began = place.client(load.round_trip), place.url(name), time.process_time()
+
+    def consume(_: int) -> None:
+        while not handler.over.is_set():
+            for m in client.receive_message(QueueUrl=url, MaxNumberOfMessages=BATCH, WaitTimeSeconds=1).get("Messages", []):
+                if load.ahead:
+                    _prepare(m)
+                handler(m)
+                client.delete_message(QueueUrl=url, ReceiptHandle=m["ReceiptHandle"])
+
+    with ThreadPoolExecutor(load.threads) as pool:
+        list(pool.map(consume, range(load.threads)))
+    return load.run(handler, began)
+
+
+def forward(place: Place, per_key: int, q: strictq.Queue) -> None:
+    """Empty a local queue into the endpoint with the forwarder."""
+    with place.connect(place.queue()) as target:
+        strictq.Forwarder(q, target, per_key=per_key).run(drain=True)
+
+
+def forward_plainly(place: Place, q: strictq.Queue) -> None:
+    """Empty a local queue into the endpoint with a loop: receive ten, send them in one request, ack them."""
+    client, url = place.client(), place.url(place.queue())
+    while batch := q.receive(BATCH):
+        entries = [
+            {"Id": str(i), "MessageBody": d.body.decode(), "MessageGroupId": d.key, "MessageDeduplicationId": str(d.id)}
+            for i, d in enumerate(batch)
+        ]
+        client.send_message_batch(QueueUrl=url, Entries=entries)
+        q.ack_many(batch)
+
+
+def rate(place: Place, messages: int, keys: int, run: Callable[[strictq.Queue], None]) -> Run:
+    """Fill a local queue and empty it. Return the messages a second."""
+    directory = Path(tempfile.mkdtemp(dir=place.directory))
+    with strictq.open(directory / "local.strictq", durability="process") as q:
+        q.send_many(strictq.Message(BODY.encode(), key=f"k{n % keys}") for n in range(messages))
+        began, processor = time.perf_counter(), time.process_time()
+        run(q)
+        return Run(messages / (time.perf_counter() - began), (time.process_time() - processor) * 1e6 / messages)
+
+
+def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Run]]]:
+    """Yield the runs: what, by what, and how."""
+    groups = 5 * SLOTS
+    for load in (
+        Load("one group, round trip + 0 ms", 1, sizes.one, 0.0, PROCESS),
+        Load("one group, + 15 ms", 1, sizes.one, 0.015, PROCESS),
+        Load(f"{groups} groups, {SLOTS} slots, + 15 ms", groups, sizes.each, 0.015, PROCESS),
+        Load(f"standard queue, {SLOTS} slots, + 30 ms", sizes.standard, 1, 0.030, SHORT_PROCESS, fifo=False, ahead=False),
+    ):
+        yield load.what, f"plain loops: {load.threads}", partial(loop, place, load)
+        for confirm in CONFIRM if load.fifo else CONFIRM[:1]:
+            yield load.what, confirm, partial(work, place, load, confirm)
+    for keys in (1, 50):
+        what = f"forwarder, {keys} key{'s' * (keys > 1)}, messages/s"
+        yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, partial(forward_plainly, place))
+        for per_key in (1, BATCH):
+            yield what, f"--per-key {per_key}", partial(rate, place, sizes.forwarded, keys, partial(forward, place, per_key))
+
+
+@contextmanager
+def place_in(directory: Path) -> Iterator[Place]:
+    """Run an endpoint until the block ends."""
+    with server(SERVERS["memory"], directory) as client:
+        yield Place(client.port, directory)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line, and print a table. Return 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks remote", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="fewer messages, and one round")
+    parser.add_argument("--tiny", action="store_true", help="a few messages; shows that everything runs")
+    parser.add_argument("--match", default="", help="only runs with this in their name")
+    parser.add_argument("--dir", type=Path, help="where local queues are created (default: the directory for temporary files)")
+    options = parser.parse_args(arguments)
+    sizes = TINY if options.tiny else SHORT if options.short else Sizes()
+    directory = Path(tempfile.mkdtemp(prefix="strictq-benchmarks-", dir=options.dir))
+    try:
+        with place_in(directory) as place:
+            for what, who, run in rows(place, sizes):
+                if options.match not in f"{what}: {who}":
+                    continue
+                found = [run() for _ in range(sizes.rounds)]
+                values = [each.value for each in found]
+                shown = f"{statistics.median(values):,.0f}" if "/s" in what else f"{statistics.median(values):.0%}"
+                spread = f"{min(values):.3g} – {max(values):.3g}"
+                processor = statistics.median(each.processor for each in found)
+                print(f"{what:40} {who:15} {shown:>7}   {spread:15} {processor:>7,.0f} µs", flush=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0

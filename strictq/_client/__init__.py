@@ -1,0 +1,1 @@
+"""The inner API under queues, deliveries, transactions, the worker, the command and Spark."""

@@ -1,0 +1,1 @@
+"""The surroundings: files, processes, clocks, threads, late imports, the log, and observers."""

@@ -1,0 +1,1 @@
+"""queue.db and the identity of each shard: what a directory says of its queue before any shard is used."""

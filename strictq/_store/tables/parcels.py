@@ -1,0 +1,133 @@
+"""Lanes on their way from this shard to another one, with everything that belongs to them; and the ranges that the shard owns.
+
+A parcel is written in the transaction in which its lanes leave, and is not changed until it has arrived. So any process may
+carry it, any number of times. The rows of its messages stay in `message` until then: they never change, and a large lane would
+wait while they are copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import apsw
+
+from ..._sql import RANGES, SHARD
+from ..._values.errors import StoreCorrupt
+from ..lane.damage import is_of_values
+from ..lane.entries import pack, unpack
+from ..lane.live_lane import LaneAtRest
+from ..lane.ranges import Ranges
+
+LANE, MESSAGE, DEAD, TROUBLE, DEDUP, STATE, FLOORS, APP, REST = range(1, 10)
+"""What a row of a parcel is of. MESSAGE: only in parcels of a shard without the feature PARCELS. FLOORS: the number above which
+new lanes begin, that of the newest token, the features of the shard, and the move. APP: rows of the program's own tables. REST:
+arrival numbers of messages that have arrived, and are to be deleted; then nothing else is left of the parcel."""
+COLUMNS: Final = 18
+SWEPT_MAX: Final = 1_024
+"""So many messages are deleted in one transaction."""
+NAME: Final = "ranges"
+"""The name of the ranges, among what the shard says of itself."""
+NUMBER: Final = "last_parcel"
+"""The name of the number of the newest parcel, among what the shard says of itself."""
+Row = tuple[Any, ...]
+
+
+def create(db: apsw.Connection) -> None:
+    """Create the table, in the transaction of the first move."""
+    db.execute(RANGES.schema).fetchall()
+
+
+def ranges(db: apsw.Connection, shard: int) -> Ranges:
+    """Return the ranges of a shard that has the feature.
+
+    Raises:
+        StoreCorrupt: they can't be read.
+    """
+    text: Any = db.execute(SHARD.read_meta, (NAME,)).get
+    try:
+        return Ranges.from_text(text)
+    except (ValueError, TypeError, KeyError) as e:
+        if not is_of_values(e):
+            raise
+        raise StoreCorrupt(f"its ranges can't be read: {e}", shard=shard, cause=e) from e
+
+
+def stored_ranges(db: apsw.Connection, shard: int) -> Ranges | None:
+    """Return the ranges of a shard. None: none has moved from it or to it."""
+    return None if db.execute(SHARD.read_meta, (NAME,)).get is None else ranges(db, shard)
+
+
+def set_ranges(db: apsw.Connection, found: Ranges) -> None:
+    db.execute(SHARD.write_meta, (NAME, found.to_text()))
+
+
+def put(db: apsw.Connection, rows: dict[int, Iterable[Row]]) -> int:
+    """Write a parcel. Return its number, which no other parcel of the shard ever has."""
+    number = newest(db) + 1
+    db.execute(SHARD.write_meta, (NUMBER, number))
+    _insert(db, number, rows)
+    return number
+
+
+def _insert(db: apsw.Connection, number: int, rows: dict[int, Iterable[Row]]) -> None:
+    many: Any = db.executemany
+    for kind, some in rows.items():
+        many(RANGES.put, [(number, kind, n, *row, *[None] * (COLUMNS - len(row))) for n, row in enumerate(some)])
+
+
+def newest(db: apsw.Connection) -> int:
+    """Return the number of the newest parcel that ever left. 0: none has."""
+    number: int | None = db.execute(SHARD.read_meta, (NUMBER,)).get
+    return number or 0
+
+
+def numbers(db: apsw.Connection) -> list[int]:
+    """Return the parcels that were not swept."""
+    return [number for (number,) in db.execute(RANGES.numbers)]
+
+
+def rows(db: apsw.Connection, number: int) -> dict[int, list[Row]]:
+    """Return the rows of a parcel, by kind. Empty: it was swept."""
+    return by_kind(db.execute(RANGES.rows, (number,)).fetchall())
+
+
+def by_kind(rows: Iterable[Sequence[Any]]) -> dict[int, list[Row]]:
+    """Return the columns of rows of the table, by kind."""
+    found: dict[int, list[Row]] = {}
+    for _, kind, _, *columns in rows:
+        found.setdefault(kind, []).append(tuple(columns))
+    return found
+
+
+def arrivals(found: Mapping[int, list[Row]]) -> list[int]:
+    """Return the arrival numbers of the messages of a parcel, dead letters included, in order."""
+    of_lanes = (unresolved(LaneAtRest._make(row)) for row in found.get(LANE, ()))
+    rest = (unpack(row[0]) for row in found.get(REST, ()))
+    return sorted({row[1] for row in found.get(DEAD, ())}.union(*of_lanes, *rest))
+
+
+def all_arrivals(db: apsw.Connection) -> set[int]:
+    """Return the arrival numbers of all messages that have left, and whose rows are still here."""
+    return {i for number in numbers(db) for i in arrivals(rows(db, number))}
+
+
+def unresolved(row: LaneAtRest) -> set[int]:
+    """Return the arrival numbers of all unresolved messages of a row that has all ids of its lane."""
+    opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
+    rare = {i for name in ("front", "waiting") for _, i in opts.get(name, ())}
+    return {i for i in unpack(row.ids or b"") if i} | rare
+
+
+def sweep(db: apsw.Connection, number: int) -> tuple[list[int], bool]:
+    """Forget a parcel that has arrived. Return some of its messages, which the caller deletes, and whether there are more."""
+    rest: list[Any] = db.execute(RANGES.rest, (number, REST)).fetchall()
+    if rest:
+        db.execute(RANGES.drop_rest, (number, REST, rest[0][0]))
+        return unpack(rest[0][1]), len(rest) > 1
+    left = arrivals(rows(db, number))
+    db.execute(RANGES.sweep, (number,))
+    later = [(pack(left[at : at + SWEPT_MAX]),) for at in range(SWEPT_MAX, len(left), SWEPT_MAX)]
+    _insert(db, number, {REST: later})
+    return left[:SWEPT_MAX], bool(later)

@@ -1,0 +1,1 @@
+"""Over all shards of a queue: open, send, receive, settle, transactions, reports, operations, upkeep."""

@@ -1,0 +1,1 @@
+"""Queues over HTTP: an SQS endpoint, a console, and metrics."""

@@ -1,0 +1,88 @@
+"""What tenants take of their rates over all processes, and what of their turns memory keeps."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import strictq
+from strictq import Message
+from strictq._store.disk.rate_file import Rate, RateFile
+from strictq._store.lane.live_lane import LiveLane
+from strictq._store.lane.turns import TenantTurns
+from strictq._store.shard.leases import Request
+from strictq._store.whole.receive import receive
+from strictq._values.tenants import TenantRules
+from strictq.testing import FakeClock
+
+
+def test_messages_too_large_for_a_claim_take_nothing_of_the_rate(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "q", config=strictq.QueueConfig(tenant_separator="/")) as q:
+        q.limit("a", receive_rate=0.01, burst=10)
+        q.send_many([Message(b"x" * 1000, key=f"a/{n}") for n in range(20)])
+        store = q._storage._store
+        for _ in range(10):
+            leased: list[Any] = []
+            receive(store, Request(10, None, None, "c", bytes_max=1500), leased, wait_for_busy=True)
+            assert [one.messages for one in leased] == [1]
+        assert not q.receive(10)
+
+
+def test_a_process_that_only_sends_keeps_no_list_of_what_others_received() -> None:
+    turns = TenantTurns(TenantRules("/", ()))
+    for place in range(1, 10_001):
+        turns.list(place, LiveLane(b"sa/%d" % (place % 100), 1))
+    turns.drop_stale({})
+    assert not sum(one.listed for one in turns.tenants.values())
+
+
+def test_a_stopped_process_with_the_lock_of_the_rates_stops_nobody(tmp_path: Path) -> None:
+    file = RateFile(tmp_path / "rates", FakeClock())
+    file.take(b"a", Rate(1.0, 10), 1)
+    fd = os.open(tmp_path / "rates", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        assert file.take(b"a", Rate(1.0, 10), 20)[0] == 9
+    finally:
+        os.close(fd)
+        file.close()
+
+
+def test_a_full_disk_and_an_interrupt_leave_the_rates_unlocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RateFile(tmp_path / "rates", FakeClock())
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert file.take(b"a", Rate(1.0, 10), 20)[0] == 10
+    with pytest.raises(KeyboardInterrupt), file._slot(b"a", Rate(1.0, 10)):
+        raise KeyboardInterrupt
+    fd = os.open(tmp_path / "rates", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(fd)
+    file.close()
+
+
+@pytest.mark.parametrize("limit", [{"paused": True}, {"receive_rate": 0.001, "burst": 1}, {"concurrency": 1}])
+def test_the_lanes_of_a_throttled_tenant_cost_no_transaction(tmp_path: Path, limit: dict[str, Any]) -> None:
+    with strictq.open(tmp_path / "q", config=strictq.QueueConfig(tenant_separator="/")) as q:
+        q.limit("a", **limit)
+        q.send_many([Message(b"", key=f"a/{n}") for n in range(20)])
+        q.receive(1)
+        q.receive(1)
+        begun: list[str] = []
+        db = q._storage._store.shards[0].lanes.db
+        db.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: begun.append(event["sql"]))
+        for _ in range(5):
+            assert not q.receive(1)
+        db.trace_v2(0, None)
+        assert not [sql for sql in begun if sql.startswith(("BEGIN IMMEDIATE", "INSERT"))]
+        assert q._storage.is_throttled == ("paused" not in limit)
