@@ -42,7 +42,9 @@ class SpanReport:
             self._watched = watched
             self._wall = self._source.wall() - now
             (self._state.watch if watched else self._state.unwatch)(self._see)
-            if not watched:
+            if watched:
+                self._note_running()
+            else:
                 self.end()
         if not watched:
             return
@@ -59,6 +61,16 @@ class SpanReport:
         self._ended.clear()
         self._begun.clear()
         self._source.report(WorkerSpans, None)
+
+    def _note_running(self) -> None:
+        """Note the handlers that began before anybody looked."""
+        board = self._state.board
+        with board.lock:
+            for stage, jobs in (("process", board.running), ("prepare", board.preparing)):
+                for job in jobs:
+                    key, seq = job._delivery.key, job._delivery.seq
+                    start = _ms(job._since + self._wall)
+                    self._begun.setdefault((key, seq), HandlerSpan(stage, _text(key), seq, start, None, ""))
 
     def _forget_dropped(self) -> None:
         """Forget handlers whose end no event tells: those of messages that went back because an earlier one failed."""

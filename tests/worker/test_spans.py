@@ -62,6 +62,18 @@ def test_spans_tell_what_runs_and_what_ended(make: Make) -> None:
         assert {span.key[:4] for span in report.spans} == {"kkkk", "b'\\x"}
 
 
+def test_handlers_that_began_before_anybody_looked_are_told(make: Make) -> None:
+    q = make()
+    begun = time.time()
+    with Running(q) as running:
+        q.send_many([strictq.Message(b"", key="a"), strictq.Message(b"", key="b")])
+        until(lambda: len(running.worker._keeper.state.board.running) == 2)  # type: ignore[union-attr]
+        until(lambda: {(span.stage, span.key, span.end) for span in seen(q)} == {("process", "a", None), ("process", "b", None)})
+        assert all(begun - 1 < span.start <= time.time() for span in seen(q))
+        running.go_on.release(2)
+        until(lambda: {(span.key, span.outcome) for span in seen(q)} == {("a", "acked"), ("b", "acked")})
+
+
 def test_ended_handlers_have_their_outcomes(make: Make) -> None:
     q = make()
     with Running(q, prepare=lambda job: None) as running:
