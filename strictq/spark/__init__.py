@@ -39,7 +39,10 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("strictq")` with a Spark session. Calling it again does nothing.
+    """Register `format("strictq")` with a Spark session, and make it the active one of this thread. It can be called again.
+
+    Spark looks for a source in the active session of the thread that reads or writes. A thread that your program starts has
+    none, and does not find the source until it calls this.
 
     Args:
         spark: the session that reads and writes queues.
@@ -56,6 +59,7 @@ def register(spark: SparkSession) -> None:
 
     require_interpreter(spark)
     spark.dataSource.register(StrictqDataSource)
+    spark.createDataFrame([], "nothing int")  # what makes a session active, in public
     listen(spark)
 
 

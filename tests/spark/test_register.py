@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,9 +167,23 @@ def test_spark_finds_it_by_itself() -> None:
 def test_a_session_that_nobody_registered_with_reads_and_writes(spark: SparkSession, queue_path: str) -> None:
     strictq.open(queue_path).close()
     fresh = spark.newSession()
-    rows = fresh.sql("SELECT 'k' AS key, 'b' AS body")
+    rows = fresh.createDataFrame([("k", "b")], "key string, body string")  # makes it the active session of this thread
     rows.write.format("strictq").options(path=queue_path, jobId="j").mode("append").save()
     assert fresh.read.format("strictq").load(queue_path).count() == 1
+
+
+def test_a_thread_that_registers_reads_and_writes(spark: SparkSession, queue_path: str) -> None:
+    strictq.open(queue_path).close()
+
+    def write() -> None:
+        strictq.spark.register(spark)
+        rows = spark.sql("SELECT 'k' AS key, 'b' AS body")
+        rows.write.format("strictq").options(path=queue_path, jobId="j").mode("append").save()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(write).result()
+    with strictq.open(queue_path) as q:
+        assert [d.body for d in q.receive()] == [b"b"]
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "numpy"])
