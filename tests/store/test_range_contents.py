@@ -717,7 +717,7 @@ def test_a_queue_of_moved_ranges_is_refused_by_a_version_that_does_not_know_them
     split(q)
     q.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mark, "KNOWN_FEATURES", mark.KNOWN_FEATURES & ~(mark.RANGES | mark.PARCELS))
+        patch.setattr(mark, "KNOWN_FEATURES", mark.KNOWN_FEATURES & ~mark.RANGES)
         with disk() as older, pytest.raises(SchemaMismatch, match="features of a newer strictq"):
             older.send(b"", key=HERE)
     assert disk().send(b"", key=HERE).seq == 1

@@ -8,6 +8,10 @@ from collections import Counter
 import pytest
 
 from strictq import Message, Queue
+from strictq._store.lane import entries
+from strictq._store.lane.live_lane import LiveLane
+from strictq._store.lane.tenant_counts import TenantCounts
+from strictq._values.keys import encode_key
 from tests.support.folds import fold, narrow
 from tests.support.internals import store_of
 from tests.support.queues import Opener
@@ -45,6 +49,21 @@ def test_another_process_changes_the_separator(disk: Opener) -> None:
     for d in q.receive(3, per_key=1):
         d.ack()
     assert depths(q) == depths(other) == truth(other) == {b"a/x": 2, b"b/x": 2, b"b/y": 2, b"c/z": 1}
+
+
+def test_the_name_that_turns_keep_at_a_lane_does_not_count() -> None:
+    """It may be of the separator before, or of one that counts do not have yet."""
+    key = encode_key("a/x-1")
+    lane = LiveLane(key, 0)
+    lane.tenant = b"a"
+    counts = TenantCounts(b"-", [b"b", b"c"])
+    counts.arrived([lane, lane], [key, key], pending=2)
+    assert counts.changes == {b"a/x": 2}
+    counts.apply((0, entries.ACK, *[None] * 8), [(lane, [1])])
+    assert counts.changes == {b"a/x": 1}
+    counts.follow_leases([(key, 5)], [])
+    counts.note(lane)  # not leased any more
+    assert counts.leased == {}
 
 
 @pytest.mark.parametrize("seed", range(4))

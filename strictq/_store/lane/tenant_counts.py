@@ -1,8 +1,8 @@
 """How many unresolved messages each tenant has in a shard, and which of its lanes are leased.
 
 Messages are counted as the totals are: what entries and messages up to the mark add up to is stored, in the table `tenant_depth`,
-and what later ones change is kept here until the mark is written again. While all unresolved messages are of one tenant, a call
-is counted as a whole. Leases are those of the rows at rest, changed by entries. They are followed once somebody asks for them.
+and what later ones change is kept here until the mark is written again. While all unresolved messages are of one tenant, the
+messages of a call are counted together. Leases are those of the rows at rest, changed by entries, from the first question on.
 """
 
 from __future__ import annotations

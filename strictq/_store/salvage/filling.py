@@ -549,7 +549,7 @@ class Filling:
         stored.counted, stored.counted_top = void, self._top
         stored.epoch, stored.last_token = self._epoch, self._last_token
         stored.features |= mark.DEDUP_IDS  # messages may have them
-        stored.features |= mark.RANGES | mark.PARCELS if self._owned.ranges is not None else 0
+        stored.features |= mark.RANGES if self._owned.ranges is not None else 0
         stored.seq_floor = max(self._mark.seq_floor, journal.floor, beyond if self._unknown_lanes else 0)
         mark.write(db, stored, totals)
         self._run("COMMIT")

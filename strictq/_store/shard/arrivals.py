@@ -41,7 +41,7 @@ class Arrivals:
         state = (memory.rebuilds, memory.redrives)
         if state != self._state:
             self._state, self._low, self._attempts = state, 0, -1
-            self._left = parcels.all_arrivals(self._db) if memory.mark.features & mark.PARCELS else set()
+            self._left = parcels.all_arrivals(self._db) if memory.mark.features & mark.RANGES else set()
         if self._gone is not memory.gone:
             self._gone, self._n_gone, self._fresh = memory.gone, 0, set()
         for _, ids in self._gone[self._n_gone :]:

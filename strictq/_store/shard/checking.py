@@ -296,7 +296,7 @@ class _Check:
     def parcels(self) -> Iterator[Finding]:
         """Check that lanes on their way to another shard have their messages, and are not here as well."""
         store = self._store
-        if not store.memory.mark.features & mark.PARCELS:
+        if not store.memory.mark.features & mark.RANGES:
             return
         for number in parcels.numbers(self._db):
             try:
@@ -309,7 +309,7 @@ class _Check:
                 continue
             self.leaving.update(arrivals)
             missing = set(arrivals).difference(store.log.keys(arrivals))
-            if missing and parcels.FLOORS in found and parcels.MESSAGE not in found:
+            if missing and parcels.FLOORS in found:
                 yield "parcel", f"parcel {number} has no row {min(missing)} in `message`", None
             for row in store.rows.load(keys):
                 yield "parcel", f"lane {row.key!r} has left with parcel {number}, and is still here", None

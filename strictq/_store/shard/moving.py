@@ -2,8 +2,8 @@
 
 A lane is at rest when it leaves, so its row, the rows of its messages and what other tables have of it are all there is to it.
 They go into a parcel, in one transaction, and arrive in one transaction of the other shard, behind its newest message. Between
-the two no call finds the lane in either shard; whoever misses it carries the parcel over, and then repeats the call. The rows of
-messages are only deleted afterwards, when no call waits any more.
+the two no call finds the lane in either shard; the one that misses it carries the parcel over, and then repeats the call. The
+rows of messages are only deleted afterwards, when no call waits any more.
 """
 
 from __future__ import annotations
@@ -76,11 +76,9 @@ def of_shard(store: ShardLanes, first: tuple[int, int]) -> Ranges:
 def set_ranges(tx: Tx, ranges: Ranges) -> None:
     """Store the ranges of a shard. The caller ends with `change_rows`, or `tell`, by which every process notices."""
     store = tx.lanes
-    features = store.memory.mark.features
-    if not features & mark.PARCELS:
-        if not features & mark.RANGES:
-            parcels.create(tx.db)
-        store.memory.mark.features |= mark.RANGES | mark.PARCELS
+    if not store.memory.mark.features & mark.RANGES:
+        parcels.create(tx.db)
+        store.memory.mark.features |= mark.RANGES
         store.mark_changed = True
     parcels.set_ranges(tx.db, ranges)
     store.memory.ranges = ranges
@@ -463,14 +461,12 @@ def read(db: apsw.Connection, shard: int, number: int, known: Mapping[int, Messa
     rows = parcels.rows(db, number)
     if parcels.FLOORS not in rows:
         return None
-    messages = [row[:8] for row in rows.get(parcels.MESSAGE, ())]
-    if not messages:
-        arrivals = parcels.arrivals(rows)
-        missing = [i for i in arrivals if i not in known]
-        found = {**known, **LogRows(db, shard).whole(missing)} if missing else known
-        messages = [found[i] for i in arrivals if i in found]
-        if len(messages) != len(arrivals):
-            raise StoreCorrupt(f"{len(arrivals) - len(messages)} messages of parcel {number} are missing", shard=shard)
+    arrivals = parcels.arrivals(rows)
+    missing = [i for i in arrivals if i not in known]
+    found = {**known, **LogRows(db, shard).whole(missing)} if missing else known
+    messages = [found[i] for i in arrivals if i in found]
+    if len(messages) != len(arrivals):
+        raise StoreCorrupt(f"{len(arrivals) - len(messages)} messages of parcel {number} are missing", shard=shard)
     return Parcel(number, rows, messages)
 
 

@@ -21,9 +21,7 @@ DEDUP_IDS: Final = 8
 """The bit of a shard with messages whose `opts` may have their dedup ids."""
 RANGES: Final = 16
 """The bit of a shard that a range has moved from or to."""
-PARCELS: Final = 64
-"""The bit of such a shard whose parcels leave their messages in `message`."""
-KNOWN_FEATURES: Final = KEPT_OUTPUTS | TURNS | TENANT_DEPTHS | DEDUP_IDS | RANGES | PARCELS
+KNOWN_FEATURES: Final = KEPT_OUTPUTS | TURNS | TENANT_DEPTHS | DEDUP_IDS | RANGES
 """The bits of `features` that this version knows. A later feature adds kinds of entries, columns or tables under a bit."""
 _FIELDS: Final = len(attrs.fields(StoredMark))
 

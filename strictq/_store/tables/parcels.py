@@ -20,9 +20,9 @@ from ..lane.entries import pack, unpack
 from ..lane.live_lane import LaneAtRest
 from ..lane.ranges import Ranges
 
-LANE, MESSAGE, DEAD, TROUBLE, DEDUP, STATE, FLOORS, APP, REST = range(1, 10)
-"""What a row of a parcel is of. MESSAGE: only in parcels of a shard without the feature PARCELS. FLOORS: the number above which
-new lanes begin, that of the newest token, the features of the shard, and the move. APP: rows of the program's own tables. REST:
+LANE, DEAD, TROUBLE, DEDUP, STATE, FLOORS, APP, REST = range(1, 9)
+"""What a row of a parcel is of. FLOORS: the number above which new lanes begin, that of the newest token, the features of the
+shard, and the move. APP: rows of the program's own tables. REST:
 arrival numbers of messages that have arrived, and are to be deleted; then nothing else is left of the parcel."""
 COLUMNS: Final = 18
 SWEPT_MAX: Final = 1_024
