@@ -108,7 +108,11 @@ _ALL: Final = (
         options={"kind": "prepare"},
     ),
     Pattern(
-        name="worker-process", what="worker, handlers in 2 processes", number=1000, program="worker", options={"kind": "process"}
+        name="worker-process",
+        what="worker, handlers in 2 processes",
+        number=20_000,
+        program="worker",
+        options={"kind": "process"},
     ),
     _look("look-key-state", "`d.key_state`", "key_state"),
     _look("look-peek", "`peek(key)`", "peek"),

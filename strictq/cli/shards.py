@@ -94,7 +94,7 @@ def _advice(found: ConsumersNeeded) -> list[Any]:
     if found.consumers > found.shards:
         sentences.append(
             f"the queue has {many(found.shards, 'shard')}: more consumers than that repeat each other's work; "
-            "larger consumers (concurrency=) or a queue with more shards help"
+            "larger consumers (concurrency=) or more shards (strictq shards split) help"
         )
     if found.slots > found.keys > 0:
         sentences.append(
