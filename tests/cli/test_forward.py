@@ -100,7 +100,9 @@ def test_options_of_local_queues_are_refused(endpoint: SqsEndpoint, words: str) 
     assert "sent 0 lines" in result.stderr or result.exit_code == 2
 
 
-def test_an_endpoint_that_does_not_answer_is_reported() -> None:
+def test_an_endpoint_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     result = in_process("send", "sqs+http://127.0.0.1:1/queue/o.fifo", "--key", "a", input="{}\n")
     assert result.exit_code == 1
     assert "did not answer" in result.stderr
