@@ -17,6 +17,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE_SECONDS", running.PATIENCE_SECONDS)  # rounds change it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flips", "faults"])
 def test_a_round_does_something(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--rounds", "1", "--seed", "5"]) == 0

@@ -64,6 +64,7 @@ def given_hints() -> Iterator[tuple[str, ast.expr]]:
                 yield from ((where, node.value) for t in node.targets if isinstance(t, ast.Name) and t.id == "hint")
 
 
+@pytest.mark.slow
 def test_every_hint_that_an_error_can_carry_has_a_code() -> None:
     found = list(given_hints())
     assert len(found) > 140

@@ -95,6 +95,7 @@ def test_no_command_prints_it_raw(hostile: Path, name: str, as_json: bool) -> No
             json.loads(line)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_prints_the_same(hostile: Path) -> None:
     for name in ("explain", "dead"):
         words = list(map(str, commands(hostile)[name]))

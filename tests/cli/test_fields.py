@@ -732,6 +732,7 @@ def test_every_command_has_its_table() -> None:
     assert {name.split()[0] for name in RUNS} | {"query", "serve"} == set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_printed_is_what_is_documented(name: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = DOCUMENTED[name]

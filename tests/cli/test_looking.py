@@ -466,6 +466,7 @@ def fail_once(q: strictq.Queue) -> list[tuple[int, str, str]]:
     return dead(q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "words", "before", "effect", "expected"),
     [

@@ -172,6 +172,7 @@ def test_a_reader_that_goes_in_the_middle(path: Path, tmp_path: Path) -> None:
         assert (d.seq, d.attempt) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_follower_notices_that_its_reader_is_gone(path: Path, tmp_path: Path) -> None:
     process = start(tmp_path, "receive", str(path), "--follow")
     fill(path, 1)
@@ -196,6 +197,7 @@ def test_a_follower_ends_quietly(path: Path, tmp_path: Path, number: signal.Sign
     assert (process.returncode, err) == (code, "")
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_reader_is_stuck_gives_back(path: Path, tmp_path: Path) -> None:
     fill(path, 50, body=b"x" * 100_000)
     process = start(tmp_path, "receive", str(path), "--drain")
@@ -278,6 +280,7 @@ def test_it_waits_for_a_first_message(path: Path, tmp_path: Path) -> None:
     assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "1\n"
 
 
+@pytest.mark.slow
 def test_what_send_took_receive_gives(path: Path, tmp_path: Path) -> None:
     lines = [f'{{"k": "k{n % 5}", "n": {n}}}' for n in range(2_000)]
     (tmp_path / "in").write_text("\n".join(lines) + "\n")

@@ -90,6 +90,7 @@ def test_gzip_through_a_pipe_has_advice(path: Path, key: str) -> None:
     assert in_process("send", path, "--raw", "--key", "k", input=packed).exit_code == 0, "any bytes are lines"
 
 
+@pytest.mark.slow
 def test_damaged_gzip_loses_nothing_before_the_damage(path: Path, tmp_path: Path) -> None:
     packed = gzip.compress(b"".join(b'{"k": "a", "n": %d}\n' % n for n in range(100_000)))
     (tmp_path / "in").write_bytes(packed[: len(packed) // 2])
@@ -414,6 +415,7 @@ def test_wrong_usage(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_a_queue_that_several_make_at_once(tmp_path: Path) -> None:
     (tmp_path / "in").write_text(numbered(200))
     args = ("send", "new.strictq", "in", "-k", "k", "--create", "--shards", "2", "--json")
@@ -615,6 +617,7 @@ def test_the_help_tells_of_the_dedup_window() -> None:
     assert strictq.QueueConfig().dedup_window_seconds == 300
 
 
+@pytest.mark.slow
 def test_a_progress_bar_on_a_terminal_only(path: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(numbered(300))
     code, shown = in_a_terminal(tmp_path, "send", str(path), "in", "-k", "k", "--batch", "100")

@@ -211,6 +211,7 @@ NAME = "PUT /x"
 SLOW_BYTES = struct.calcsize(">HI") + len(NAME) + (8 << 20)
 
 
+@pytest.mark.slow
 def test_a_server_that_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than the time limit, which counts from the last byte it took."""
     monkeypatch.setattr(frames, "LOOK_SECONDS", 0.005)

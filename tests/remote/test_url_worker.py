@@ -43,6 +43,7 @@ print(sys.stdin.read(), *(os.environ["STRICTQ_" + name] for name in ("KEY", "SEQ
 """
 
 
+@pytest.mark.slow
 def test_a_command_for_each_message_of_a_url_and_of_a_directory(endpoint: SqsEndpoint, tmp_path: Path) -> None:
     url = filled(endpoint, "commands.fifo", ("a", "1"), ("a", "2"), ("b", "3"))
     with strictq.open(tmp_path / "local", durability="process") as q:
@@ -79,6 +80,7 @@ def note(job: Any) -> None:
         print(job.key, job.sequence_number, job.message_id, job.attempt, refused, file=file)
 
 
+@pytest.mark.slow
 def test_a_handler_in_another_process(endpoint: SqsEndpoint, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     worker = Worker(filled(endpoint, "processes.fifo", ("a", out)), note, executor="process", concurrency=1)
@@ -89,6 +91,7 @@ def test_a_handler_in_another_process(endpoint: SqsEndpoint, tmp_path: Path) -> 
     assert left(endpoint, "processes.fifo") == 0
 
 
+@pytest.mark.slow
 def test_an_app_sends_to_an_endpoint_and_works_on_it(endpoint: SqsEndpoint) -> None:
     filled(endpoint, "app.fifo")
     done: list[int] = []

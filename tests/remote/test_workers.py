@@ -155,6 +155,7 @@ def test_random_faults_lose_nothing_and_keep_the_order(sqs: FakeSqs) -> None:
     assert sqs.bodies(q.queue_id) == []
 
 
+@pytest.mark.slow
 def test_an_outage_of_a_dependency_makes_no_dead_letters(sqs: FakeSqs) -> None:
     """5.4 (seen: 8 dead letters although the breaker was open)."""
     q = connected(sqs, RedrivePolicy=sqs.dead_letters("d.fifo", 5))

@@ -158,6 +158,7 @@ def test_what_a_call_returned_is_on_the_replica(
         assert promoted.check() == []
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_a_repeated_call_that_writes_nothing_waits_too(q: Queue, home: Path, token: Path, tmp_path: Path) -> None:
     """The first ack was committed and not confirmed: the second one, which finds it done, must not return before it is."""

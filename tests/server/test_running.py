@@ -134,6 +134,7 @@ class TestCommand:
             q.send(b"", key="k")
         return tmp_path / "orders.strictq"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_it_serves_until_a_signal_and_exits_with_0(self, tmp_path: Path, path: Path, number: int) -> None:
         with start(tmp_path, "serve", "metrics", str(path), "--port", "0", "--json") as process:

@@ -253,6 +253,7 @@ def contents(disk: Opener) -> list[tuple[Any, ...]]:
     return tamper(shard_file(disk.path, 0), "SELECT * FROM message ORDER BY id")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", SEEDS)
 def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(
     disk: Opener, clock: FakeClock, messages: int, broken: Seed

@@ -166,6 +166,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [pytest.param(seed, id=seed.name) for seed in SEEDS])
 def test_what_is_wrong_is_reported_and_mended_where_it_can_be(disk: Opener, seed: Seed) -> None:
     furnish(disk, folds=seed.folds)

@@ -75,6 +75,7 @@ def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path) -> Non
         assert q.check() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [True, False], ids=["late", "at once"])
 def test_what_ran_beside_others_is_suspect_and_not_charged(path: Path, tmp_path: Path, late: bool) -> None:
     """Also if the leases have ended at their deadlines before any process looks."""
@@ -94,6 +95,7 @@ def test_what_ran_beside_others_is_suspect_and_not_charged(path: Path, tmp_path:
         assert q.check() == []
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_its_worker(path: Path, tmp_path: Path) -> None:
     with strictq.open(path) as q, worker(path, tmp_path / "worker.py", "process") as process:
         process.kill()
@@ -101,6 +103,7 @@ def test_a_child_ends_with_its_worker(path: Path, tmp_path: Path) -> None:
         assert q.receive(1, wait=PATIENCE_SECONDS), "its child, which is in a handler, keeps the lease"
 
 
+@pytest.mark.slow
 def test_a_child_that_is_at_work_keeps_the_leases(path: Path, tmp_path: Path) -> None:
     """A handler's process may outlive its worker until it notices that."""
     with strictq.open(path) as q, worker(path, tmp_path / "worker.py", "process") as process:

@@ -35,6 +35,7 @@ def test_no_key_reaches_a_keyless_lane(key: str | bytes | int) -> None:
     assert decode_key(KEYLESS + b"7") is None
 
 
+@pytest.mark.slow
 @given(st.text(min_size=1, max_size=400))
 def test_a_text_is_a_key_or_refused(text: str) -> None:
     try:

@@ -318,6 +318,7 @@ def test_the_version_before_refuses_this_format(tmp_path: Path) -> None:
     assert [version(file) for file in files_of(path)] == [FORMAT] * 3
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     path = unpacked("busy", tmp_path / "q")
     script = "import sys; from strictq.cli import main; main()"

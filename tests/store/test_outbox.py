@@ -103,6 +103,7 @@ raise SystemExit("it was to die")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before forwarding", "before it arrives", "before it is forgotten"])
 def test_a_process_that_dies_on_the_way_loses_and_repeats_nothing(tmp_path: Path, point: str) -> None:
     path = tmp_path / "queue"

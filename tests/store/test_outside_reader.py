@@ -199,6 +199,7 @@ def seen() -> Iterator[dict[int, Counter[str]]]:
         assert all(states[state] for state in ("ready", "in_flight", "delayed", "held", "dead", "waiting")), states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_written_from_the_page_agrees(
     disk: Opener, outside: Outside, monkeypatch: pytest.MonkeyPatch, seen: dict[int, Counter[str]], seed: int

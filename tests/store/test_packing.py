@@ -50,6 +50,7 @@ def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]
     return seen
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.lists(PLAIN, max_size=20), st.integers(1, 6), st.integers(1, 30),

@@ -267,6 +267,7 @@ def die_and_go_on(place: Path, clock: FakeClock, n: int) -> None:
     shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_the_mover_dies_at_some_statement(place: Path, clock: FakeClock) -> None:
     count = statements_of_a_move(place, clock)
     assert count > 100
@@ -340,6 +341,7 @@ def test_a_caller_that_slept_through_a_move_carries_nothing_of_a_later_one(q: Qu
     assert len(drain(q)) == 3 * len(KEYS) + 1
 
 
+@pytest.mark.slow
 def test_another_process_finishes_what_a_mover_left(disk: Opener, clock: FakeClock) -> None:
     q = disk(keyless="random")
     prepare(q, clock)

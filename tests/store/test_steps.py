@@ -108,6 +108,7 @@ def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: Fake
     assert max(moved) < 10 * CULL_STEP  # the first of them moves the rows of 9,601 more lanes
 
 
+@pytest.mark.slow
 def test_the_end_of_a_lease_with_many_redrives_is_bounded(q: Queue) -> None:
     n = 3_000
     q.send_many([Message(b"", key="k") for _ in range(n)])

@@ -258,6 +258,7 @@ def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: p
         thread.stop()
 
 
+@pytest.mark.slow
 def test_a_queue_with_nothing_to_do_has_no_thread_until_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 0.01)
 

@@ -351,6 +351,7 @@ def test_a_child_that_closes_the_queue_has_nothing_mapped_and_the_parent_keeps_i
         assert q.send(b"", "k").seq == 1
 
 
+@pytest.mark.slow
 @needs_proc
 def test_opening_and_closing_many_times_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "queue"
@@ -363,6 +364,7 @@ def test_opening_and_closing_many_times_leaves_nothing(tmp_path: Path) -> None:
     assert mapped(path) == []
 
 
+@pytest.mark.slow
 def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) -> None:
     """One thread closes the queue while others wait, read and notify."""
     for _ in range(20):

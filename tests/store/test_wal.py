@@ -191,6 +191,7 @@ def test_what_is_undone_leaves_nothing_that_looks_like_a_commit(tmp_path: Path) 
     assert bodies(left) == [ALL[0]] * 3
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_in_a_page_is_not_taken_for_one_of_its_frames_numbers(left: Path) -> None:
     """In SQLite's sum, the highest bits of words of the page can look like those of the numbers."""
     with wal_file.Wal.of(shard_file(left)) as found:

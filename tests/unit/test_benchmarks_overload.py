@@ -60,6 +60,7 @@ def test_the_table_has_ratios_to_the_run_without_a_measure() -> None:
     assert "load 1.0 before the run" in text(result("recovery"))
 
 
+@pytest.mark.slow
 def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (first,) = draw(result("noisy"), tmp_path)
@@ -70,6 +71,7 @@ def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
     assert b"separator" in before
 
 
+@pytest.mark.slow
 def test_a_run_sends_limits_and_counts(tmp_path: Path) -> None:
     measure = TROUBLES["noisy"].measures["send_rate"]
     found = run(TROUBLES["noisy"], measure, Form(1.5, 0, 0.0), tmp_path)
@@ -79,6 +81,7 @@ def test_a_run_sends_limits_and_counts(tmp_path: Path) -> None:
     assert found["p50"] <= found["p99"]
 
 
+@pytest.mark.slow
 def test_a_purged_backlog_is_gone(tmp_path: Path) -> None:
     measure = TROUBLES["recovery"].measures["purge"]
     found = run(TROUBLES["recovery"], measure, FORMS["tiny"], tmp_path)

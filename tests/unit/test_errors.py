@@ -197,6 +197,7 @@ def test_a_body_that_is_not_json_names_its_message(q: Queue, body: bytes) -> Non
         assert (caught.value.key, caught.value.seq, isinstance(caught.value, ValueError)) == ("k", 2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.own_messages("a worker receives from every key")
 def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
     q.configure(max_attempts=1)
@@ -349,6 +350,7 @@ def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.strictq", "b.strictq", "c.strictq", "d.strictq"]
 
 
+@pytest.mark.slow
 def test_a_relative_path_in_a_directory_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

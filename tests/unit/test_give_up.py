@@ -53,6 +53,7 @@ def test_an_outage_of_five_seconds_costs_no_message_and_no_order(q: Queue, clock
     assert q.check() == []
 
 
+@pytest.mark.slow
 def test_given_up_after_both_limits_and_the_reason_says_so(q: Queue, clock: FakeClock) -> None:
     q.send(b"", "k")
     began = clock.now

@@ -124,6 +124,7 @@ def test_keyless_messages_have_handles(make: Opener) -> None:
     assert q.stats().depth == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 def test_another_process_settles(tmp_path: Path, shards: int) -> None:
     path = tmp_path / "queue"

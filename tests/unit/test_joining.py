@@ -72,6 +72,7 @@ def test_consume_yields_and_acks(tmp_path: Path) -> None:
         assert q.stats().depth == 0
 
 
+@pytest.mark.slow
 def test_who_joined_is_listed(tmp_path: Path) -> None:
     with open_four(tmp_path / "q") as q, q.join(name="loop-1") as consumer:
         fill(q, 1)
@@ -182,6 +183,7 @@ def test_a_worker_is_listed_and_can_have_affinity(tmp_path: Path) -> None:
         assert q.consumers() == []
 
 
+@pytest.mark.slow
 def test_how_many_consumers_are_needed(tmp_path: Path) -> None:
     with open_four(tmp_path / "q") as q:
         with pytest.raises(InvalidArgument, match="no worker has learned"):

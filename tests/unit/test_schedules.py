@@ -392,6 +392,7 @@ def clock_changes(zone: str) -> list[int]:
     return [at for (_, one), (at, two) in pairwise(offsets) if one != two] or [starts[4000]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("rule", RULES)
 def test_around_a_clock_change_the_latest_missed_tick_is_due_wherever_the_walk_begins(zone: str, rule: str) -> None:

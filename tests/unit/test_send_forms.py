@@ -70,6 +70,7 @@ def test_a_value_is_sent_as_json_by_all_that_send(q: Queue, verb: Callable[[Queu
     assert (json.loads(d.body), d.json(), d.headers) == (value, value, {"h": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.own_messages("a worker receives from every key")
 def test_a_value_is_sent_as_json_from_another_process(q: Queue) -> None:
     q.send(b"", "k")

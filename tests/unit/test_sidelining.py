@@ -276,6 +276,7 @@ class OrderModel:
         self.ready[name].remove(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_order_is_that_of_a_naive_model(disk: Opener, clock: FakeClock, seed: int) -> None:
     """Also of lanes that were evicted and are found at rest, with weights, pauses and rates, and a mark that moves anywhere."""

@@ -363,6 +363,7 @@ def test_limits_need_a_separator(make: Opener) -> None:
         q.limit(3, weight=2)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_commands_show_and_change_limits(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "q", config=strictq.QueueConfig(tenant_separator="/")) as q:
         q.send(b"", key="acme/1")

@@ -317,6 +317,7 @@ def test_a_batch_of_several_groups_that_fails_accuses_none_of_them() -> None:
     assert not circuits.open
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_at_100_000_keys_and_groups() -> None:
     circuits = Circuits(Breaker())
     for n in range(100_000):

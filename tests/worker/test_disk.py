@@ -31,6 +31,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
             yield journal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["full", "write", "sync"])
 def test_a_disk_that_fails_for_a_while(journal: Journal, fault: str) -> None:
     clock = FakeClock()

@@ -63,6 +63,7 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "async", "prepare"])
 def test_a_type_at_its_limit_holds_up_no_other_type(make: Make, kind: str) -> None:
     q = make()
@@ -106,6 +107,7 @@ def quick_handler(quick: Counted) -> Any:
     return mail
 
 
+@pytest.mark.slow
 def test_handlers_in_processes_have_limits(make: Make, tmp_path: Path) -> None:
     q = make()
     app = App(q)

@@ -193,6 +193,7 @@ def test_a_cancellation_that_nobody_asked_for_is_an_error_like_any_other(make: A
     after(q, worker, "CancelledError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_async_handler_that_swallows_its_cancellation_does_no_harm(make: Any, backend: str) -> None:
     """Its time was over; it comes back much later as if nothing had been: nothing of it happens."""

@@ -375,6 +375,7 @@ def test_what_comes_later_in_a_lane_never_takes_the_place_of_what_comes_first(q:
 SECONDS = st.sampled_from([0.0, 0.01, 0.1, 0.8, 3.0])
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # on a busy machine an example may take any time
 @given(
     st.lists(st.lists(st.tuples(SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=10), min_size=1, max_size=6),

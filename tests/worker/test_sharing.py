@@ -129,6 +129,7 @@ with strictq.open(sys.argv[1], create=False) as q:
 """
 
 
+@pytest.mark.slow
 def test_another_process_is_given_what_this_one_has_not_started(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     with strictq.open(path, durability="process") as q:

@@ -32,10 +32,12 @@ class Running:
 
     def __init__(self, q: Queue, **options: Any) -> None:
         self.go_on = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
         self.worker = Worker(q, self.work, **options)
         self.thread = threading.Thread(target=self.worker.run)
 
     def work(self, job: Any) -> None:
+        self.begun.release()
         assert self.go_on.acquire(timeout=60)
         if job.body == b"bad":
             raise strictq.Reject("no")
@@ -67,7 +69,8 @@ def test_handlers_that_began_before_anybody_looked_are_told(make: Make) -> None:
     begun = time.time()
     with Running(q) as running:
         q.send_many([strictq.Message(b"", key="a"), strictq.Message(b"", key="b")])
-        until(lambda: len(running.worker._keeper.state.board.running) == 2)  # type: ignore[union-attr]
+        for _ in range(2):
+            assert running.begun.acquire(timeout=60)
         until(lambda: {(span.stage, span.key, span.end) for span in seen(q)} == {("process", "a", None), ("process", "b", None)})
         assert all(begun - 1 < span.start <= time.time() for span in seen(q))
         running.go_on.release(2)

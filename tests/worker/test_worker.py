@@ -405,6 +405,7 @@ def test_a_message_that_arrives_while_its_lane_is_at_work_is_prepared_meanwhile(
 # ---- time
 
 
+@pytest.mark.slow
 def test_a_handler_that_hangs_is_given_up_and_nothing_of_it_happens(make: Any, kind: Kind) -> None:
     q = make(lease_seconds=30.0)
     q.send(b"first", key="k")
@@ -444,6 +445,7 @@ def test_a_handler_that_hangs_is_given_up_and_nothing_of_it_happens(make: Any, k
     assert q.stats().depth == 0, "what the zombie sent never arrived"
 
 
+@pytest.mark.slow
 def test_leases_are_extended_while_handlers_run(make: Any, kind: Kind) -> None:
     q = make(lease_seconds=30.0)
     q.send(b"", key="k")
@@ -551,6 +553,7 @@ def test_stop_with_a_deadline_waits_no_longer(q: Queue, kind: Kind) -> None:
     assert "stopped" in (q.explain("k").last_error or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["deadline", "timeout", "crash"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["first", "behind one that runs"])
 def test_a_prepare_that_hangs_keeps_nobody_from_stopping(make: Any, kind: Kind, ends: str, ahead: bool) -> None:
