@@ -131,8 +131,8 @@ def test_each_case_has_its_turn_and_each_test_runs_in_each_turn() -> None:
 
 
 def test_the_quick_run_says_beforehand_how_long_it_takes(project: Path) -> None:
-    assert timekeeping.expected(2, 2, 0.0).startswith("the quick run takes about 5 minutes: 2 processes on 2 cores")
-    assert timekeeping.expected(2, 2, 6.0).startswith("the quick run takes about 19 minutes")
+    assert timekeeping.expected(2, 2, 0.0).startswith("the quick run takes about 3 minutes: 2 processes on 2 cores")
+    assert timekeeping.expected(2, 2, 6.0).startswith("the quick run takes about 13 minutes")
     (project / "test_hanging.py").write_text("def test_that_passes():\n    pass\n")
     (project / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n    slow\n")
     for arguments, said in (["-m", "not slow"], 1), (["-m", "not slow", "test_hanging.py"], 0), ([], 0):

@@ -421,7 +421,7 @@ def test_the_keyboard_is_enough(site: Site) -> None:
         page.focus("nav a >> nth=1")
         page.keyboard.press("Enter")
         page.wait_for_selector("h1:text-is('Lanes')")
-        assert page.evaluate("document.activeElement.id") == "main", "a reader of the screen begins at the new page"
+        wait(page, "document.activeElement.id === 'main'")  # a reader of the screen begins at the new page
         page.focus("#theme")
         page.keyboard.press("Enter")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
