@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,12 +13,14 @@ from typing import Final, NamedTuple
 from .._platform.parallel import AT_ONCE, run_all
 from .._store.api import Applied, Bulk, PlainRows, Size, Staging, StreamBatch, Token
 from .._values import hints
-from .._values.errors import ConfigError, StoreBusy, StrictqError
+from .._values.errors import ConfigError, QueueFull, StoreBusy, StrictqError, Throttled
 from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
 
 PAUSE_SECONDS: Final = 0.003
 """Seconds between two parts of a batch. Other writers that wait for the write lock try it every millisecond."""
+LOOK_SECONDS: Final = 5.0
+"""The longest pause of a batch that waits for room: consumers may be faster, and a limit may be raised."""
 CACHE_KIB: Final = 4096
 """SQLite's cache of a shard while its parts are written. Most pages of appended messages are not read again."""
 CACHE_DONE_KIB: Final = 256
@@ -32,7 +35,13 @@ class StagedFile(NamedTuple):
 
 
 def apply(
-    queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool, origin: StreamBatch | None = None
+    queue: Queue,
+    token: Token,
+    files: Sequence[StagedFile],
+    *,
+    skip_others: bool,
+    origin: StreamBatch | None = None,
+    wait: float = 0.0,
 ) -> None:
     """Write the rows of these files as messages, exactly once, even if other processes try the same.
 
@@ -40,9 +49,11 @@ def apply(
         files: the files in the order of their rows. If an earlier try has decided on files, those are used instead.
         skip_others: accept a batch that was written with another number of rows.
         origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
+        wait: seconds to wait for room while a limit of the queue or a tenant refuses the batch.
     Raises:
         ConfigError: the batch was written with another number of rows, or is not a repeated one; nothing was changed.
-        QueueFull, MessageTooLarge, InvalidArgument: the settings do not allow it; nothing was changed.
+        QueueFull, Throttled: a limit refused the batch for `wait` seconds; nothing was changed.
+        MessageTooLarge, InvalidArgument: the settings do not allow it; nothing was changed.
         StoreError: run the batch again. Parts that were written are not written twice.
     """
     queue._storage.require_open()
@@ -52,11 +63,20 @@ def apply(
     if known is None and not rows and origin is None:
         return
     place = bulk.staging(token.writer)
-    if known is None or not known.whole:
-        with place.locked() as held:
-            if not held:
-                raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
-            known = _write(bulk, _cut(queue), place, token, files, origin)
+    until = time.monotonic() + wait
+    while known is None or not known.whole:
+        try:
+            with place.locked() as held:
+                if not held:
+                    raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
+                known = _write(bulk, _cut(queue), place, token, files, origin)
+            break
+        except (QueueFull, Throttled) as e:
+            # The lock is free, ranges move, and nothing is decided while the batch waits.
+            left = until - time.monotonic()
+            if left <= 0 or e.retry_after == math.inf:  # a batch larger than the limit waits for nothing
+                raise
+            time.sleep(min(e.retry_after, left, LOOK_SECONDS))
     if known is not None and origin is not None:
         bulk.require_repeat(token, origin, unknown=_may_be_older(bulk, token, origin))
     place.drop_up_to(token.number)
@@ -111,7 +131,8 @@ def _write(
     if known is not None:
         files, cut = _decode(known.files)
     batch = StagedRows([(place.path(file.name), file.rows) for file in files])
-    size = Size(batch.rows, batch.body_bytes_max, batch.keyless)
+    separator = bulk.tenant_separator if known is None else None
+    size = Size(batch.rows, batch.body_bytes_max, batch.keyless, {} if separator is None else batch.tenants(separator))
     home = bulk.home(token)
     with bulk.still():  # the shard of a key must be the same one in every attempt
         parts = batch.parts(bulk.shard_of, cut)

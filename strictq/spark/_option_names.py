@@ -25,8 +25,8 @@ OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
         "maxBytesPerTrigger", "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "failOnMissing", "maxOpenQueues",
         "server",
     ),
-    "write": ("path", "jobId", "orderBy", "bodyColumn", "onMismatch", "server"),
-    "sink": ("path", "orderBy", "bodyColumn", "onMismatch", "server"),
+    "write": ("path", "jobId", "orderBy", "bodyColumn", "onMismatch", "roomWaitSeconds", "server"),
+    "sink": ("path", "orderBy", "bodyColumn", "onMismatch", "roomWaitSeconds", "server"),
 }  # fmt: skip
 """The options of each use of a queue."""
 CALLED: Final[dict[Use, str]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +25,7 @@ from .._store.api import BulkRows, Item, Options, PlainRows
 from .._values import hints
 from .._values.errors import StoreError
 from .._values.keys import keyless_by_hash, keyless_lane
+from .._values.tenants import COMMON, tenant_of
 from ._sink_rows import OPTIONS, ORDER
 
 PART_ROWS: Final = 25_000
@@ -97,6 +99,16 @@ class StagedRows:
             if number % BATCHES_MAPPED == 0:
                 self.forget_pages()
             yield start, batch
+
+    def tenants(self, separator: bytes) -> Counter[bytes]:
+        """Return the number of each tenant's rows."""
+        found: Counter[bytes] = Counter()
+        for _, batch in self._each():
+            for counted in pc.value_counts(batch.column("key"), memory_pool=POOL).to_pylist():
+                key = counted["values"]
+                found[COMMON if key is None else tenant_of(key, separator)] += counted["counts"]
+        self.forget_pages()
+        return found
 
     def forget_pages(self) -> None:
         """Unmap the files' pages from this process. They stay in the system's cache, and are mapped again on use."""

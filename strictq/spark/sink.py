@@ -27,6 +27,7 @@ from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
 from ._block_protocol import Served, find
 from ._option_names import Use, require_known
+from ._options import number
 from ._paths import path_of
 from ._plain import plain
 from ._sink_rows import Layout, layout, staged
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 ON_MISMATCH: Final = ("fail", "skip")
+ROOM_WAIT_SECONDS: Final = 60
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 APPLICATION_ID: Final = "spark.app.id"
@@ -71,6 +73,7 @@ class Target:
 
     Attributes:
         server: the block server for staging; None: tasks stage in the queue's directory.
+        wait: seconds that a batch waits for room.
     """
 
     path: Path
@@ -79,6 +82,7 @@ class Target:
     skip_others: bool
     run: str
     server: Served | None
+    wait: float
 
     def staging(self, writer: str) -> Staging | RemoteStaging:
         """Return the staging area of a writer for tasks."""
@@ -107,7 +111,8 @@ def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrit
     read_only = READ_ONLY if table else ()
     columns = layout(schema, options.get("orderBy"), known_queue.config, options.get("bodyColumn"), read_only)
     server = find(options.get("server"), str(path))
-    return Target(path, known_queue.queue_id, columns, on_mismatch == "skip", new_run(), server)
+    wait = number(options, "roomWaitSeconds", ROOM_WAIT_SECONDS, 86_400, 0)
+    return Target(path, known_queue.queue_id, columns, on_mismatch == "skip", new_run(), server, wait)
 
 
 class Output:
@@ -173,7 +178,7 @@ def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> No
     with open_queue(target.path, create=False) as queue:
         finish_others(queue)
         files = [StagedFile(m.name, m.rows) for m in done if m.name is not None]
-        apply(queue, token, files, skip_others=target.skip_others, origin=done[0].origin)
+        apply(queue, token, files, skip_others=target.skip_others, origin=done[0].origin, wait=target.wait)
 
 
 def abort(target: Target, token: Token, run: str) -> None:
@@ -191,8 +196,8 @@ def abort(target: Target, token: Token, run: str) -> None:
 
 def abort_reported(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Delete the files that tasks reported. If no task reported one, the next try of the batch deletes them."""
-    for writer, number, run in {(m.writer, m.number, m.run) for m in messages if isinstance(m, TaskCommit)}:
-        abort(target, Token(writer, number), run)
+    for writer, batch, run in {(m.writer, m.number, m.run) for m in messages if isinstance(m, TaskCommit)}:
+        abort(target, Token(writer, batch), run)
 
 
 @plain("write", "commit", "abort")

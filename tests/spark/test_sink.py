@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,8 +277,49 @@ def test_one_bad_row_refuses_the_batch(spark: SparkSession, make: Callable[..., 
 def test_a_full_queue_takes_nothing_of_the_batch(spark: SparkSession, make: Callable[..., str]) -> None:
     path = make(max_depth=99)
     with pytest.raises(Exception, match=r"QueueFull: 100 messages more would bring .* over max_depth=99; none was written"):
-        write(ledger(spark, 100), path, "a")
+        write(ledger(spark, 100), path, "a")  # it would never fit, so it waits for nothing
     assert depth(path) == 0
     assert staged(path) == []
     write(ledger(spark, 99), path, "a")
     assert_ledger(path, 99)
+
+
+def test_a_batch_waits_for_room(spark: SparkSession, make: Callable[..., str]) -> None:
+    path = make(max_depth=100)
+    write(ledger(spark, 60), path, "a")
+    with pytest.raises(Exception, match="over max_depth=100; none was written"):
+        write(ledger(spark, 60, start=60), path, "b", roomWaitSeconds="0")
+    got: list[int] = []
+
+    def consume() -> None:
+        with strictq.open(path) as q:
+            while len(got) < 120 and (batch := q.receive(5, wait=60)):
+                got.extend(d.seq for d in batch)
+                q.ack_many(batch)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    write(ledger(spark, 60, start=60), path, "b")
+    consumer.join()
+    assert len(got) == 120
+    assert depth(path) == 0
+
+
+def test_a_batch_waits_for_the_rate_of_a_tenant(spark: SparkSession, make: Callable[..., str]) -> None:
+    path = make(tenant_separator="/")
+    limit(path, send_rate=0.01, burst=5)
+    df = spark.range(0, 5, 1, 2).selectExpr("concat(if(id < 3, 'loud/', 'quiet/'), id) AS key", "'' AS body")
+    save(df, path, jobId="a")
+    with pytest.raises(Exception, match="Throttled: tenant 'loud' sends more than 0"):
+        save(df, path, jobId="b", roomWaitSeconds="0")
+    assert depth(path) == 5
+    raised = threading.Timer(2, lambda: limit(path, send_rate=1000))
+    raised.start()
+    save(df, path, jobId="b")
+    raised.join()
+    assert depth(path) == 10
+
+
+def limit(path: str, **limits: Any) -> None:
+    with strictq.open(path) as q:
+        q.limit("loud", **limits)

@@ -272,6 +272,30 @@ def test_max_depth_is_for_the_whole_batch(disk: Opener) -> None:
     assert bulk(q).decide(Token.query("a", 0), Size(1), "files").rows == 1
 
 
+def test_limits_of_tenants_are_for_the_whole_batch(disk: Opener, clock: FakeClock) -> None:
+    q = disk(shards=2, tenant_separator="/")
+    loud, quiet = ([f"{name}/{n}" for n in range(8)] for name in ("loud", "quiet"))
+    q.limit("loud", max_depth=10, send_rate=1, burst=20)
+    for key in loud:  # in both shards
+        q.send(b"", key)
+    assert bulk(q).tenant_separator == encode_key("x/")[-1:]
+    size = Size(4, tenants={b"loud": 3, b"quiet": 1})
+    for _ in range(9):  # what a refused batch has taken of the rate is given back
+        with pytest.raises(QueueFull, match="tenant 'loud' has reached max_depth=10"):
+            bulk(q).decide(Token.query("a", 0), size, "files")
+    drain(q)
+    assert bulk(q).decide(Token.query("a", 0), size, "files").rows == 4
+    with pytest.raises(strictq.Throttled) as refused:
+        bulk(q).put_whole(Token.query("a", 1), Size(10, tenants={b"loud": 10}), rows([(loud[0], b"")] * 10))
+    assert refused.value.tenant == "loud"
+    assert 0 < refused.value.retry_after <= 1
+    write(q, Token.query("a", 1), [(quiet[0], b"")] * 10)
+    clock.advance(1)
+    bulk(q).put_whole(Token.query("a", 2), Size(10, tenants={b"loud": 10}), rows([(loud[0], b"")] * 10))
+    q.limit("loud", max_depth=None, send_rate=None, burst=None)
+    assert bulk(q).tenant_separator is None
+
+
 def test_settings_are_looked_at_again_where_it_is_written(disk: Opener) -> None:
     q = disk(max_body_bytes=10)
     token = Token.job("a")

@@ -10,6 +10,9 @@ of one shard. `Bulk` calls them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import apsw
@@ -18,6 +21,7 @@ from ..._sql import APPLIED
 from ..._values import hints
 from ..._values.errors import ConfigError, InvalidArgument, MessageTooLarge, QueueFull
 from ..commit.tx import SECOND
+from ..shard.sending import Elsewhere, full_tenants, seconds_until
 from ..shard.shard_lanes import Tx
 from .insert import BulkRows, append
 
@@ -80,11 +84,13 @@ class Size(NamedTuple):
         rows: the number of messages.
         body_bytes_max: size of the largest body.
         keyless: whether there are messages without a key.
+        tenants: the number of each tenant's messages; empty: no limit of tenants applies.
     """
 
     rows: int
     body_bytes_max: int = 0
     keyless: bool = False
+    tenants: Mapping[bytes, int] = {}
 
 
 class Applied(NamedTuple):
@@ -118,11 +124,11 @@ def find(db: apsw.Connection, token: Token) -> Applied | None:
     return None
 
 
-def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int, origin: StreamBatch | None = None) -> Applied:
+def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: Elsewhere, origin: StreamBatch | None = None) -> Applied:
     """Make these files the batch, in the home shard, unless others already are. Return the decision.
 
     Args:
-        elsewhere: unresolved messages of the other shards.
+        elsewhere: what the other shards have of what maximum depths limit.
         origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
     """
     known = find(tx.db, token)
@@ -162,7 +168,7 @@ def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
 
 
 def put_whole(
-    tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int, origin: StreamBatch | None = None
+    tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: Elsewhere, origin: StreamBatch | None = None
 ) -> Applied | None:
     """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now."""
     known = find(tx.db, token)
@@ -238,7 +244,7 @@ def unfinished(db: apsw.Connection) -> list[Token]:
     return [Token(*row) for row in db.execute(APPLIED.open_batches)]
 
 
-def require_fits(tx: Tx, size: Size, elsewhere: int) -> None:
+def require_fits(tx: Tx, size: Size, elsewhere: Elsewhere) -> None:
     """Verify that the queue's settings permit the batch. Checked once for the whole batch, so that a begun one can be finished.
 
     Raises:
@@ -250,8 +256,13 @@ def require_fits(tx: Tx, size: Size, elsewhere: int) -> None:
     if size.body_bytes_max > config.max_body_bytes:
         raise MessageTooLarge(f"column body: a body may have {config.max_body_bytes:,} bytes, one has {size.body_bytes_max:,}")
     limit = config.max_depth
-    if limit is not None and tx.totals.pending + elsewhere + size.rows > limit:
-        raise QueueFull(f"{size.rows:,} messages more would bring the queue over max_depth={limit:,}; none was written")
+    if limit is not None and (over := tx.totals.pending + elsewhere.messages + size.rows - limit) > 0:
+        raise QueueFull(
+            f"{size.rows:,} messages more would bring the queue over max_depth={limit:,}; none was written",
+            retry_after=seconds_until(tx, over) if size.rows <= limit else math.inf,
+        )
+    if full := full_tenants(tx, size.tenants, elsewhere):
+        raise max(full.values(), key=attrgetter("retry_after"))
 
 
 def _until(tx: Tx, token: Token) -> int | None:

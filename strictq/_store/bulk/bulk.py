@@ -13,6 +13,7 @@ from ..commit.calls import bound
 from ..lane.ranges import Rerouted, hash_of
 from ..shard import history, moving
 from ..shard.leases import KEY, PackedColumns, Row
+from ..shard.sending import Elsewhere
 from ..shard.shard_file import Shard
 from ..whole.moving import Moving
 from ..whole.store import Store
@@ -128,14 +129,14 @@ class Bulk:
         Args:
             origin: the batch of a stream that writes it; None: it is not written in `foreachBatch`.
         Raises:
-            QueueFull: the batch would exceed max_depth; nothing changed.
+            QueueFull: the batch would exceed a maximum depth of the queue or a tenant; nothing changed.
+            Throttled: a tenant has reached its send_rate; nothing changed.
             MessageTooLarge, InvalidArgument: the settings do not permit it; nothing changed.
             ConfigError: as for `known`.
         """
         shard = self._shard(self.home(token))
-        elsewhere = self._store.elsewhere(shard).messages
-        self._store.require_room(shard)
-        decided = shard.run(bound(applied.decide, token, size, files, elsewhere, origin))
+        with self._fitting(shard, size) as elsewhere:
+            decided = shard.run(bound(applied.decide, token, size, files, elsewhere, origin))
         shard.sync()
         return decided
 
@@ -158,13 +159,25 @@ class Bulk:
         """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now.
 
         Raises:
-            QueueFull, MessageTooLarge, InvalidArgument, ConfigError: as for `decide`.
+            QueueFull, Throttled, MessageTooLarge, InvalidArgument, ConfigError: as for `decide`.
         """
         shard = self._shard(self.home(token))
-        elsewhere = self._store.elsewhere(shard).messages
-        self._store.require_room(shard)
-        with self._unmoved(shard):
+        with self._unmoved(shard), self._fitting(shard, size) as elsewhere:
             return shard.run(bound(applied.put_whole, token, size, rows, elsewhere, origin))
+
+    @contextmanager
+    def _fitting(self, shard: Shard, size: Size) -> Iterator[Elsewhere]:
+        """Verify what can be verified before the home shard's lock, and provide the rest."""
+        self._store.require_room(shard)
+        self._store.refresh_settings()  # a limit may have changed while the writer waited
+        with self._store.admitted(size.tenants):
+            yield self._store.elsewhere(shard, size.tenants)
+
+    @property
+    def tenant_separator(self) -> bytes | None:
+        """What ends the name of a tenant in a stored key, if limits of tenants apply to what is sent. None: none do."""
+        rules = self._store.tenancy
+        return rules.separator if rules is not None and (rules.limits_sends or rules.limits_depth) else None
 
     @contextmanager
     def _unmoved(self, shard: Shard) -> Iterator[None]:

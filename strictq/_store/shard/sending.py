@@ -165,24 +165,14 @@ def _full(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> QueueFull | No
     store, config = tx.lanes, tx.config
     over = 0 if config.max_depth is None else store.memory.totals.pending + elsewhere.messages + len(items) - config.max_depth
     if over > 0 and items:
-        return QueueFull(f"the queue has reached max_depth={config.max_depth}", retry_after=_seconds_until(tx, over))
+        return QueueFull(f"the queue has reached max_depth={config.max_depth}", retry_after=seconds_until(tx, over))
     refused: dict[bytes, QueueFull] = {}
     rules, wanted = store.memory.tenancy, Counter(item[0] for item in items)
     if rules is not None and rules.limits_depth:
         of_tenant: Counter[bytes] = Counter()
         for key, n in wanted.items():
             of_tenant[tenant_of(key, rules.separator)] += n
-        errors = {}
-        for tenant, n in of_tenant.items():
-            limit = rules.of(tenant).max_depth
-            over = 0 if limit is None else store.tenant_depth(tenant) + elsewhere.tenants.get(tenant, 0) + n - limit
-            if over > 0:
-                shown = tenant.decode(errors="backslashreplace")
-                errors[tenant] = QueueFull(
-                    f"tenant {shown!r} has reached max_depth={limit}", tenant=shown, retry_after=_seconds_until(tx, over),
-                    hint=hints.TENANT_FULL,
-                )  # fmt: skip
-        if errors:
+        if errors := full_tenants(tx, of_tenant, elsewhere):
             refused |= {key: errors[name] for key in wanted if (name := tenant_of(key, rules.separator)) in errors}
     if config.max_key_depth is not None:
         for key, n in wanted.items():
@@ -191,12 +181,30 @@ def _full(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> QueueFull | No
                 given = decode_key(key)
                 refused[key] = QueueFull(
                     f"key {given!r} has reached max_key_depth={config.max_key_depth}", key=given,
-                    retry_after=_seconds_until(tx, over), hint=hints.KEY_FULL,
+                    retry_after=seconds_until(tx, over), hint=hints.KEY_FULL,
                 )  # fmt: skip
     return refusal_of(refused) if refused else None
 
 
-def _seconds_until(tx: Tx, messages: int) -> float:
+def full_tenants(tx: Tx, messages: Mapping[bytes, int], elsewhere: Elsewhere) -> dict[bytes, QueueFull]:
+    """Return the tenants whose maximum depth so many messages more would exceed, each with its refusal."""
+    store, found = tx.lanes, {}
+    rules = store.memory.tenancy
+    if rules is None:
+        return {}
+    for tenant, n in messages.items():
+        limit = rules.of(tenant).max_depth
+        over = 0 if limit is None else store.tenant_depth(tenant) + elsewhere.tenants.get(tenant, 0) + n - limit
+        if over > 0:
+            shown = tenant.decode(errors="backslashreplace")
+            found[tenant] = QueueFull(
+                f"tenant {shown!r} has reached max_depth={limit}", tenant=shown, retry_after=seconds_until(tx, over),
+                hint=hints.TENANT_FULL,
+            )  # fmt: skip
+    return found
+
+
+def seconds_until(tx: Tx, messages: int) -> float:
     """Estimate when so many messages are resolved, by the shard's rate of acks."""
     least, most = RETRY_SECONDS
     totals = tx.lanes.memory.totals

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
@@ -590,24 +591,28 @@ class Store(Settings):
             moved: gets the shards of keys whose lanes are in another one.
         """
         self.require_room(shard, items)
-        taken = self._admit(items) if self.settings[0].limits else ()
+        rules = self.tenancy if self.settings[0].limits else None
+        if rules is None:
+            return self._append(shard, items, checked, moved)
+        tenants = {item[0]: tenant_of(item[0], rules.separator) for item in items}
+        wanted = Counter(tenants[item[0]] for item in items)
+        with self.admitted(wanted, tenants):
+            return self._append(shard, items, checked, moved, wanted)
+
+    def _append(
+        self, shard: Shard, items: Items, checked: QueueConfig | None, moved: dict[bytes, int], tenants: Collection[bytes] = ()
+    ) -> Sequence[Sent]:
+        elsewhere = self.elsewhere(shard, tenants)
         try:
-            elsewhere = self.elsewhere(shard, items)
-            try:
-                return shard.run(sending.Append(items, checked, elsewhere))
-            except Rerouted:
+            return shard.run(sending.Append(items, checked, elsewhere))
+        except Rerouted:
 
-                def append(at: Shard, some: list[int]) -> Sequence[Sent]:
-                    sent = at.run(sending.Append([items[i] for i in some], checked, elsewhere))
-                    moved.update((items[i][0], at.number) for i in some)
-                    return sent
+            def append(at: Shard, some: list[int]) -> Sequence[Sent]:
+                sent = at.run(sending.Append([items[i] for i in some], checked, elsewhere))
+                moved.update((items[i][0], at.number) for i in some)
+                return sent
 
-                return self.at_owners(shard, [item[0] for item in items], append)
-        except OutcomeUnknown:
-            raise
-        except StrictqError:
-            self._return(taken)
-            raise
+            return self.at_owners(shard, [item[0] for item in items], append)
 
     def send_one(self, item: Item, checked: QueueConfig | None) -> tuple[int, Sent]:
         """Append one message, in fewer steps. Return its shard and its place.
@@ -635,16 +640,20 @@ class Store(Settings):
             self._tenancy = TenantRules(config.tenant_separator, config.limits)
         return self._tenancy
 
-    def _admit(self, items: Items) -> Sequence[tuple[bytes, Rate, int]]:
-        """Refuse messages if their tenants have sent more than their rates permit. Return what was taken of the rates.
+    @contextmanager
+    def admitted(self, wanted: Mapping[bytes, int], tenants: Mapping[bytes, bytes] | None = None) -> Iterator[None]:
+        """Take messages of the rates of their tenants. Return them if the block refuses to send.
 
+        Args:
+            wanted: the number of messages of each tenant.
+            tenants: the tenant of each stored key, so that the error says the messages of which keys are refused. None: all.
         Raises:
             Throttled: nothing was taken of the rates of the tenants.
         """
         rules = self.tenancy
         if rules is None or not rules.limits_sends:
-            return ()
-        wanted = Counter(tenant_of(item[0], rules.separator) for item in items)
+            yield
+            return
         taken: list[tuple[bytes, Rate, int]] = []
         refused: dict[bytes, Throttled] = {}
         for tenant, n in wanted.items():
@@ -663,9 +672,16 @@ class Store(Settings):
             )
         if refused:
             self._return(taken)
-            names = {item[0]: tenant_of(item[0], rules.separator) for item in items}
-            raise refusal_of({key: refused[name] for key, name in names.items() if name in refused})
-        return taken
+            if tenants is None:
+                raise max(refused.values(), key=attrgetter("retry_after"))
+            raise refusal_of({key: refused[name] for key, name in tenants.items() if name in refused})
+        try:
+            yield
+        except OutcomeUnknown:
+            raise
+        except StrictqError:
+            self._return(taken)
+            raise
 
     def _age_of(self, tenant: bytes) -> int:
         """Return the age of a tenant's oldest ready message, microseconds, as of the last second."""
@@ -758,13 +774,13 @@ class Store(Settings):
 
     # ---- maximum depths
 
-    def elsewhere(self, shard: Shard, items: Items = ()) -> Elsewhere:
+    def elsewhere(self, shard: Shard, tenants: Collection[bytes] = ()) -> Elsewhere:
         """Return what the other shards have committed of what maximum depths limit.
 
         Must be called before this shard's lock is taken: two shards that wait for each other's lock would deadlock.
 
         Args:
-            items: the messages to send, for the limits of their tenants.
+            tenants: those of the messages to send.
         """
         if len(self.shards) == 1:
             return NOTHING_ELSEWHERE
@@ -773,12 +789,11 @@ class Store(Settings):
         messages = 0 if config.max_depth is None else sum(s.pending() for s in others)
         if rules is None or not rules.limits_depth:
             return Elsewhere(messages)
-        names = {tenant_of(item[0], rules.separator) for item in items}
-        limited = [name for name in names if rules.of(name).max_depth is not None]
-        tenants: Counter[bytes] = Counter()
+        limited = [name for name in tenants if rules.of(name).max_depth is not None]
+        depths: Counter[bytes] = Counter()
         for other in others if limited else ():
-            tenants.update(other.tenant_depths(limited))
-        return Elsewhere(messages, tenants)
+            depths.update(other.tenant_depths(limited))
+        return Elsewhere(messages, depths)
 
     # ---- claiming
 
