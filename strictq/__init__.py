@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     from .remote.sending import RemoteReceipt
     from .replication.adopting import adopt
     from .replication.members import members
-    from .replication.merging import merge
+    from .replication.merging_histories import merge
     from .replication.promoting import promote
     from .replication.replica import Replica
     from .replication.restoring import restore
@@ -288,7 +288,7 @@ _LATE = {
     "remote.sending": ("RemoteReceipt",),
     "replication.adopting": ("adopt",),
     "replication.members": ("members",),
-    "replication.merging": ("merge",),
+    "replication.merging_histories": ("merge",),
     "replication.promoting": ("promote",),
     "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),

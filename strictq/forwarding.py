@@ -144,7 +144,7 @@ class Forwarder:
 
         Args:
             queue: the local queue. With `max_attempts=None`, no crash of the device ever makes a dead letter.
-            to: the queue at the endpoint, or its URL, as for `strictq.connect`. With a URL, a forwarder that is not told to drain
+            to: the queue at the endpoint, or its URL, as for `strictq.connect`. With a URL, a forwarder that does not drain
                 starts without a network, too. It closes the connection when it ends.
             concurrency: requests at a time, 1..100.
             batch: most messages of a request, 1..10.

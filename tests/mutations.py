@@ -63,8 +63,8 @@ def _store(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, f"strictq/_store/{file}", old, new, tests)
 
 
-def _merge(name: str, file: str, old: str, new: str) -> Mutation:
-    return Mutation(name, f"strictq/replication/{file}", old, new, ("tests/replication/test_merging.py",))
+def _merge(name: str, old: str, new: str) -> Mutation:
+    return Mutation(name, "strictq/replication/merging_histories.py", old, new, ("tests/replication/test_merging.py",))
 
 
 def _server(name: str, file: str, old: str, new: str) -> Mutation:
@@ -1012,21 +1012,21 @@ MUTATIONS = [
         "strictq/worker/schedule.py",
         "self.suspects and self.still and ",
         "self.suspects and ",
-        ("tests/worker/test_turns.py",),
+        ("tests/worker/test_suspects.py",),
     ),
     Mutation(
         "nothing starts beside a suspect",
         "strictq/worker/schedule.py",
         "        self._held_back = self.paused\n",
         "        self._held_back = bool(self.suspects)\n",
-        ("tests/worker/test_turns.py",),
+        ("tests/worker/test_suspects.py",),
     ),
     Mutation(
         "no other worker of the process runs a handler beside a suspect",
-        "strictq/worker/turns.py",
+        "strictq/worker/suspects.py",
         "                if not other.still:\n",
         "                if False:\n",
-        ("tests/worker/test_turns.py",),
+        ("tests/worker/test_suspects.py",),
     ),
     Mutation(
         "a lane waits for the confirmation of its ack, and leaves its slot meanwhile",
@@ -2106,44 +2106,42 @@ MUTATIONS = [
     # Merging, adopting, chains and votes. A name has one of these words, so that they can be run by it.
     _merge(
         "merge: sends arrive once",
-        "merging.py",
         "        later = [each for each in sends if each.number > arrived]\n",
         "        later = list(sends)\n",
     ),
     _merge(
         "merge: the new queue goes on from the old one's history",
-        "merging.py",
         "fork.history_id == known.history_id and len",
         "len",
     ),
-    _merge("merge: the queues are the same one", "merging.py", "    if left.queue_id != right.queue_id:\n", "    if False:\n"),
+    _merge(
+        "merge: the queues are the same one",
+        "    if left.queue_id != right.queue_id:\n",
+        "    if False:\n",
+    ),
     _merge(
         "merge: the old queue is out of service",
-        "merging.py",
         "    with api.held_alone(source), opened(",
         "    with opened(",
     ),
     _merge(
         "merge: only what was there at the fork is resolved",
-        "merging.py",
         "if m.id <= behind and m.id not in unresolved",
         "if m.id not in unresolved",
     ),
     _merge(
         "merge: what this one resolves counts as processed once",
-        "merging.py",
         "        self._note(shard, kept)\n        return kept\n",
         "        return kept\n",
     ),
     _merge(
         "merge: what lies in outboxes comes first",
-        "merging.py",
         "                    self.right.transactions.forward(shard)  #",
         "                    pass  #",
     ),
     _store(
         "merge: a consumer keeps what it holds",
-        "shard/merging.py",
+        "shard/merging_histories.py",
         "        if i in held:\n",
         "        if False:\n",
         "tests/replication/test_merging.py",

@@ -51,10 +51,10 @@ def read(directory: Path, queue_id: str, consumer: str, *, active: bool) -> Quer
 
     data = files.content(file_of(directory, consumer), BYTES_MAX)
     try:
-        told: dict[str, Any] = json.loads(data or b"null")
-        if told.pop("queue") != queue_id or told.pop("consumer") != consumer:
+        fields: dict[str, Any] = json.loads(data or b"null")
+        if fields.pop("queue") != queue_id or fields.pop("consumer") != consumer:
             return None
-        report = QueryReport(**told)
+        report = QueryReport(**fields)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     if not _is_whole(report):

@@ -76,7 +76,7 @@ SELECT key FROM key_state WHERE key > ?1 ORDER BY key LIMIT ?2;
 SELECT 1 FROM lane WHERE key = ?;
 
 -- name: app_tables
--- app_rows.keyed and merging: the program's own tables. Scans the schema.
+-- app_rows.keyed and merging_histories: the program's own tables. Scans the schema.
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'app\_%' ESCAPE '\' ORDER BY name;
 
 -- name: app_columns

@@ -163,7 +163,7 @@ SELECT due, key FROM lane WHERE due IS NOT NULL AND (due, key) > (?1, ?2) ORDER 
 SELECT deadline, key FROM lane WHERE token IS NOT NULL AND (deadline, key) > (?1, ?2) ORDER BY deadline, key LIMIT ?3;
 
 -- name: endless
--- recording: the lanes at rest that a recorded batch holds. Takes its token, the last key that was read, and how many. Index:
+-- batch_leases: the lanes at rest that a recorded batch holds. Takes its token, the last key that was read, and how many. Index:
 -- lane_endless.
 SELECT key FROM lane WHERE token = ?1 AND deadline = 4611686018427387904 AND key > ?2 ORDER BY key LIMIT ?3;
 

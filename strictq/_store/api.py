@@ -79,10 +79,10 @@ if TYPE_CHECKING:
         Migration,
         Salvaged,
     )
-    from .shard.merging import Listed
+    from .shard.merging_histories import Listed
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
-    from .whole.merging import Arriving
+    from .whole.merging_histories import Arriving
 
 T = TypeVar("T")
 Durability = Literal["full", "process"]

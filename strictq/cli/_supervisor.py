@@ -5,7 +5,7 @@ children get the same signal at the same time. Only the supervisor acts on it. A
 instruction on, and gets its orders over a socket:
 
     supervisor to child: each byte is a stop order; end of file means that the supervisor has exited, and also stops the child
-    child to supervisor: a space when it begins to work; its totals, as JSON, before it ends as told or drained
+    child to supervisor: a space when it begins to work; its totals, as JSON, before it ends by an order or drained
 
 A child that ends without its totals has died, whatever its exit code: a handler may call `os._exit(0)`.
 """
@@ -227,7 +227,7 @@ class Supervisor:
         assert seat.process is not None
         assert seat.line is not None
         code, pid = seat.process.returncode, seat.process.pid
-        begun, totals = _told(seat.line)
+        begun, totals = _reported(seat.line)
         self.totals.update(totals or {})
         seat.line.close()
         seat.process = seat.line = None
@@ -275,7 +275,7 @@ class Supervisor:
                 seat.process.kill()
 
 
-def _told(line: socket.socket) -> tuple[bool, dict[str, int] | None]:
+def _reported(line: socket.socket) -> tuple[bool, dict[str, int] | None]:
     """Return whether a process began to work, and the totals that it reported; None if it died."""
     line.setblocking(False)
     said = b""

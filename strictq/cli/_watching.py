@@ -179,15 +179,18 @@ def _box(title: str, lines: Sequence[Text]) -> Panel:
 
 def _legend(found: Stats) -> Text:
     """Return the colours of the states' bar, with the counts."""
-    told = Text(overflow="fold")
+    shown = Text(overflow="fold")
     for state, colour in STATES:
-        told.append(f"{state.replace('_', ' ')} {getattr(found, state):,}  ", colour)
-    return told.append(f"dead {found.dead:,}", "bold red" if found.dead else "dim")
+        shown.append(f"{state.replace('_', ' ')} {getattr(found, state):,}  ", colour)
+    return shown.append(f"dead {found.dead:,}", "bold red" if found.dead else "dim")
 
 
 def _totals(found: Stats) -> Text:
     counts = ("sends", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters")
-    told = [f"{name.replace('_', ' ')} {getattr(found, name):,}" for name in counts if getattr(found, name)]
-    told += [f"keys {found.lanes:,}", f"drained in {span(found.drain_seconds)}"]
-    told += [f"empty receives {found.empty_receive_ratio:.0%}", f"on disk {size(found.disk_bytes)} (WAL {size(found.wal_bytes)})"]
-    return Text("   ".join(told), "dim", overflow="fold")
+    text = [f"{name.replace('_', ' ')} {getattr(found, name):,}" for name in counts if getattr(found, name)]
+    text += [f"keys {found.lanes:,}", f"drained in {span(found.drain_seconds)}"]
+    text += [
+        f"empty receives {found.empty_receive_ratio:.0%}",
+        f"on disk {size(found.disk_bytes)} (WAL {size(found.wal_bytes)})",
+    ]
+    return Text("   ".join(text), "dim", overflow="fold")

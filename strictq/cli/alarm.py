@@ -84,13 +84,13 @@ def alarm(
     broken = [in_words(s.quarantined) for s in stats.shards if s.quarantined]
     unproven = unproven_of(stats)
     fires = bool(broken or unproven) or any(each.fires for each in watched)
-    told = [] if unproven is None else [f"the replica could not be promoted: {unproven}"]
+    unpromoted = [] if unproven is None else [f"the replica could not be promoted: {unproven}"]
     if as_json:
         emit(as_values(fires, watched, broken) | {"unproven": unproven})
     elif nagios:
-        print(plugin_line(fires, watched, broken + told))
+        print(plugin_line(fires, watched, broken + unpromoted))
     elif fires and not quiet:
-        for text in reasons(watched, broken + told):
+        for text in reasons(watched, broken + unpromoted):
             print(text)
     return OK if not fires else CRITICAL if nagios else WRONG
 
@@ -117,8 +117,8 @@ def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]
 
 def reasons(watched: list[Watched], broken: list[str]) -> list[str]:
     """Return the reasons for the alarm, one per line."""
-    told = [f"{w.name} is {_number(w.value)}{w.unit}, the limit is {_number(w.limit)}{w.unit}" for w in watched if w.fires]
-    return told + [printable(text) for text in broken]
+    found = [f"{w.name} is {_number(w.value)}{w.unit}, the limit is {_number(w.limit)}{w.unit}" for w in watched if w.fires]
+    return found + [printable(text) for text in broken]
 
 
 def plugin_line(fires: bool, watched: list[Watched], broken: list[str]) -> str:

@@ -110,10 +110,10 @@ def progress(depth: int, stats: ForwarderStats, seconds: float) -> str:
 
 def summary(stats: ForwarderStats, seconds: float) -> str:
     """Return the totals as one line of text."""
-    told = [f"{many(stats.forwarded, 'message')} forwarded"]
+    counts = [f"{many(stats.forwarded, 'message')} forwarded"]
     for count, what in (
         (stats.refused, "refused"), (stats.maybe_duplicates, "marked as possible duplicates"), (stats.lost, "lost"),
     ):  # fmt: skip
         if count:
-            told.append(f"{count:,} {what}")
-    return ", ".join([*told, f"in {seconds:.1f} s"])
+            counts.append(f"{count:,} {what}")
+    return ", ".join([*counts, f"in {seconds:.1f} s"])

@@ -308,10 +308,10 @@ def output(
     return WRONG if found is None else OK
 
 
-def _progress(told: Progress) -> str:
+def _progress(progress: Progress) -> str:
     """Return a handler's progress as one line."""
-    text = f", {printable(told.text)}" if told.text else ""
-    return f"{told.fraction:.0%}{text}, reported {span(max(time.time() - told.at, 0.0))} ago"
+    text = f", {printable(progress.text)}" if progress.text else ""
+    return f"{progress.fraction:.0%}{text}, reported {span(max(time.time() - progress.at, 0.0))} ago"
 
 
 def _attempt(error: AttemptError) -> Fact:

@@ -79,13 +79,13 @@ def replica(
             tell(f"strictq: moved the old queue to {printable(receiving.moved_aside)}")
         if not quiet:
             tell(f"strictq: receiving for {printable(receiving.path)} at {receiving.address}")
-        told = ""
+        shown = ""
         while stopping.asked is None and not receiving.wait(LOOK_SECONDS):
-            if (receiving.error or "") != told:
-                told = receiving.error or ""
-                tell(f"strictq: {told}" if told else "strictq: the replica works again")
+            if (receiving.error or "") != shown:
+                shown = receiving.error or ""
+                tell(f"strictq: {shown}" if shown else "strictq: the replica works again")
         if as_json:
-            found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": told or None,
+            found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": shown or None,
                      "moved_aside": receiving.moved_aside, "proof": receiving.proof.to_dict()}  # fmt: skip
             emit(found)
         unproven = receiving.proof.error is not None and not receiving.promoted

@@ -145,7 +145,7 @@ def replicate(
 
 def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> ReplicationStatus:
     """Ship until a stop signal or a permanent failure; with `once`, until everything is shipped."""
-    told = ""
+    shown = ""
     state = ""
     with waiting("shipping:", lambda: state, quiet=quiet):
         while True:
@@ -155,9 +155,9 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
             if found is None or found.mode == "off":
                 raise Failure(f"{q.path} has no replica", USAGE, "give --to TARGET")
             state = status_line(found)
-            if (found.last_error or "") != told:
-                told = found.last_error or ""
-                tell(f"strictq: {told}" if told else "strictq: shipping has resumed")
+            if (found.last_error or "") != shown:
+                shown = found.last_error or ""
+                tell(f"strictq: {shown}" if shown else "strictq: shipping has resumed")
             shipped = found.segment is not None and found.lag_bytes == 0
             if found.stopped or stopping.asked is not None or (once and (shipped or found.last_error)):
                 return found

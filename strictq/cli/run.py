@@ -285,8 +285,8 @@ def _finish(totals: dict[str, int], began: float, *, processes: int, restarts: i
     seconds = time.monotonic() - began
     if as_json:
         emit({**totals, "processes": processes, "restarts": restarts, "seconds": seconds})
-    told = [f"{many(totals['acked'], 'message')} done", *(f"{totals[name]:,} {name}" for name in TOTALS[1:] if totals[name])]
-    log.info("ended after %.1f s: %s", seconds, ", ".join(told))
+    counts = [f"{many(totals['acked'], 'message')} done", *(f"{totals[name]:,} {name}" for name in TOTALS[1:] if totals[name])]
+    log.info("ended after %.1f s: %s", seconds, ", ".join(counts))
 
 
 def _leave(code: int) -> None:

@@ -186,12 +186,12 @@ def progress(depth: int | None, worker: WorkerStats, seconds: float) -> str:
 
 def summary(stats: WorkerStats, seconds: float) -> str:
     """Return the totals as one line of text."""
-    told = [f"{many(stats.acked, 'message')} done", f"{stats.retried:,} retried"]
+    counts = [f"{many(stats.acked, 'message')} done", f"{stats.retried:,} retried"]
     if stats.poison:
-        told.append(f"{stats.poison:,} out of attempts")
+        counts.append(f"{stats.poison:,} out of attempts")
     if stats.deferred:
-        told.append(f"{stats.deferred:,} deferred")
-    return ", ".join([*told, f"{stats.lost:,} lost", f"in {seconds:.1f} s"])
+        counts.append(f"{stats.deferred:,} deferred")
+    return ", ".join([*counts, f"{stats.lost:,} lost", f"in {seconds:.1f} s"])
 
 
 def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .._store.api import Storage
 from .._values import hints
 from .._values.errors import InvalidArgument, QueueNotFound
 from .._values.findings import Adopted
-from .merging import place_of
+from .merging_histories import place_of
 from .replica_home import LIVE, ReplicaState, is_replica
 
 NAMES_MAX: Final = 1000

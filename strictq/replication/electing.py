@@ -121,7 +121,7 @@ def decide(
                 )  # fmt: skip
         elif round.newest is not None:
             talk.ask_all(round)  # report the decision to all members
-            on_step("told")
+            on_step("reported")
         if round.highest is not None:
             number = max(number, round.highest.number)
     raise NotElected(

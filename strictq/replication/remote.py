@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from .._net import telling, transport
+from .._net import error_frames, transport
 from .._net.frames import FrameConnection, NotUpgraded
 from .._values import hints
 from .._values.errors import (
@@ -227,7 +227,7 @@ class ReplicaTarget(ShipTarget):
                 found = json.loads(answer)
                 return found if isinstance(found, dict) else None
             if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-                raise self._said(telling.told(answer))
+                raise self._said(error_frames.decode(answer))
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-from .._net import telling, transport
+from .._net import error_frames, transport
 from .._net.admission import TokenServer
 from .._net.frames import FrameHandler
 from .._platform.clock import Clock, SystemClock
@@ -94,7 +94,7 @@ class ReplicaHandler(FrameHandler):
         except Exception as e:
             if not isinstance(e, StrictqError):
                 traceback.print_exception(e)
-            return HTTPStatus.UNPROCESSABLE_ENTITY, telling.tell(e, WHAT)[: telling.TOLD_BYTES_MAX]
+            return HTTPStatus.UNPROCESSABLE_ENTITY, error_frames.encode(e, WHAT)[: error_frames.ERROR_BYTES_MAX]
         if found is None:
             return HTTPStatus.NOT_FOUND, b""
         return HTTPStatus.OK, found if isinstance(found, bytes) else json.dumps(found).encode()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from .._net import telling
+from .._net import error_frames
 from .._store.api import new_file
 from .._values import hints
 from .._values.errors import ServerRefused, ServerUnreachable, StrictqError
@@ -99,7 +99,7 @@ def _refusal(served: Served, response: http.client.HTTPResponse) -> StrictqError
     if response.status == http.HTTPStatus.UNAUTHORIZED:
         return ServerRefused(f"the block server at {served.address} does not accept this token", served.address)
     if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
-        return telling.told(response.read(telling.TOLD_BYTES_MAX))
+        return error_frames.decode(response.read(error_frames.ERROR_BYTES_MAX))
     return ServerRefused(
         f"what answers at {served.address} is not a block server of this version of strictq: {response.status}", served.address,
         hint=hints.SAME_VERSION,
@@ -115,13 +115,13 @@ def _frames(served: Served, target: str, request: Mapping[str, Any]) -> Iterator
     with _asked(served, "POST", target, json.dumps(request).encode()) as response:
         while True:
             kind, length = _block_protocol.HEAD.unpack(_exactly(response, _block_protocol.HEAD.size))
-            if length > (_block_protocol.FRAME_BYTES_MAX if kind == _block_protocol.DATA else telling.TOLD_BYTES_MAX):
+            if length > (_block_protocol.FRAME_BYTES_MAX if kind == _block_protocol.DATA else error_frames.ERROR_BYTES_MAX):
                 raise ServerRefused(f"a frame of {length:,} bytes came from {served.address}", served.address)
             data = _exactly(response, length)
             if kind == _block_protocol.END:
                 return
             if kind == _block_protocol.FAILED:
-                raise telling.told(data)
+                raise error_frames.decode(data)
             yield data
 
 

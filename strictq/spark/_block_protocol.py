@@ -98,8 +98,8 @@ def _read(file: str) -> Served:
     with os.fdopen(fd, "rb") as f:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("not a regular file")
-        told = json.loads(f.read(_FILE_BYTES_MAX))
-    return Served(**told)
+        served = json.loads(f.read(_FILE_BYTES_MAX))
+    return Served(**served)
 
 
 def write(file: int, served: Served) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from .._client import validate
-from .._net import telling
+from .._net import error_frames
 from .._net.admission import TokenHandler, TokenServer
 from .._net.transport import server_context
 from .._store.api import Staging
@@ -138,7 +138,7 @@ def _failure(error: Exception) -> bytes:
         error = InvalidArgument(f"the block server can't read this request: {type(error).__name__}: {error}")
     elif not isinstance(error, StrictqError):
         traceback.print_exception(error)
-    return telling.tell(error, _block_protocol.SERVER)[: telling.TOLD_BYTES_MAX]
+    return error_frames.encode(error, _block_protocol.SERVER)[: error_frames.ERROR_BYTES_MAX]
 
 
 def _offset(text: str) -> int:
@@ -193,7 +193,7 @@ def main() -> None:
             tls = server_context(config["certificate"], config["private_key"])
         server = Server(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
     except Exception as e:
-        print(telling.tell(e, _block_protocol.SERVER).decode(), flush=True)
+        print(error_frames.encode(e, _block_protocol.SERVER).decode(), flush=True)
         sys.exit(1)
     print("{}", flush=True)
     server.serve_forever()

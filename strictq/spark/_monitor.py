@@ -42,7 +42,7 @@ class _Run:
     report: QueryReport
     batches: deque[tuple[float, float, int]] = attrs.field(factory=deque)
     """Start and end of each batch, and its number of messages."""
-    told: bool = True
+    is_written: bool = True
     """Whether the last report was written. If not, its failure was logged."""
     unreadable: str | None = None
     """The reason why the query continues without this queue, or None."""
@@ -115,8 +115,8 @@ class Monitor:
         try:
             write(read.path, read.queue_id, read.consumer, known.report)
         except (OSError, StoreError) as e:
-            if known.told:
+            if known.is_written:
                 _log.warning("no report of consumer %s: %s", read.consumer, e)
-            known.told = False
+            known.is_written = False
         else:
-            known.told = True
+            known.is_written = True

@@ -45,11 +45,11 @@ class Scan:
         return (cls(part.shard, part.dead, options.key_type, part.place) for part in planned)
 
     @classmethod
-    def of(cls, told: Any) -> Scan:
+    def of(cls, fields: Any) -> Scan:
         """Return the scan from the JSON values of `attrs.asdict`."""
-        place = tuple(number("place", n) for n in entries("place", told["place"]))
-        kind = key_type(text("key_type", told["key_type"]))
-        return cls(number("shard", told["shard"]), flag("dead", told["dead"]), kind, place)
+        place = tuple(number("place", n) for n in entries("place", fields["place"]))
+        kind = key_type(text("key_type", fields["key_type"]))
+        return cls(number("shard", fields["shard"]), flag("dead", fields["dead"]), kind, place)
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the messages that still exist, with the columns of a schema."""
@@ -84,9 +84,9 @@ class Records:
                 yield cls(shard, first, min(first + options.partition_messages - 1, newest))
 
     @classmethod
-    def of(cls, told: Any) -> Records:
+    def of(cls, fields: Any) -> Records:
         """Return the range from the JSON values of `attrs.asdict`."""
-        return cls(number("shard", told["shard"]), number("first", told["first"]), number("last", told["last"]))
+        return cls(number("shard", fields["shard"]), number("first", fields["first"]), number("last", fields["last"]))
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records that still exist, with the columns of a schema."""

@@ -34,15 +34,15 @@ def named_options(options: Mapping[str, str]) -> Mapping[str, str]:
 
 def with_options(columns: StructType, options: Mapping[str, str]) -> StructType:
     """Return the columns of a table with its options. Each may be NULL, so that an INSERT may leave it out."""
-    told = json.dumps(dict(options))
-    return StructType([StructField(f.name, f.dataType, nullable=True, metadata={METADATA: told}) for f in columns])
+    stored = json.dumps(dict(options))
+    return StructType([StructField(f.name, f.dataType, nullable=True, metadata={METADATA: stored}) for f in columns])
 
 
 def of_table(schema: StructType) -> dict[str, str] | None:
     """Return the options stored in a table's columns; None: they do not belong to a table."""
     for field in schema:
-        if told := (field.metadata or {}).get(METADATA):
-            found: dict[str, str] = json.loads(told)
+        if stored := (field.metadata or {}).get(METADATA):
+            found: dict[str, str] = json.loads(stored)
             return found
     return None
 

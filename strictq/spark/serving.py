@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from .._client import validate
-from .._net import telling
+from .._net import error_frames
 from .._net.transport import certified, listen, require_token
 from .._platform import files
 from .._platform.extras import need_spark
@@ -142,7 +142,7 @@ class BlockServer:
         if said.strip() != "{}":
             self._end(process)
             if said:
-                raise telling.told(said.encode())
+                raise error_frames.decode(said.encode())
             raise StrictqError(f"the block server did not start: it exited with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 

@@ -19,7 +19,7 @@ from .estimates import Estimates
 from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
 from .limits import Limits
 from .schedule import Board
-from .turns import Turns
+from .suspects import Turns
 
 
 class BatchBoard(Board):

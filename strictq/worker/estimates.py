@@ -26,16 +26,16 @@ class Estimates:
     learning: bool = True
     margin: Margin = attrs.Factory(Margin)
 
-    def of_process(self, told: float | None, size: float) -> float | None:
-        """Return the estimated seconds of process; None: unknown. `told` is the message's own estimate."""
-        if told is not None:
-            return told
+    def of_process(self, given: float | None, size: float) -> float | None:
+        """Return the estimated seconds of process; None: unknown. `given` is the message's own estimate."""
+        if given is not None:
+            return given
         return self.given_process if self.given_process is not None else self.process.predict(size)
 
-    def of_prepare(self, told: float | None, size: float) -> float | None:
-        """Return the estimated seconds of prepare; None: unknown. `told` is the message's own estimate."""
-        if told is not None:
-            return told
+    def of_prepare(self, given: float | None, size: float) -> float | None:
+        """Return the estimated seconds of prepare; None: unknown. `given` is the message's own estimate."""
+        if given is not None:
+            return given
         return self.given_prepare if self.given_prepare is not None else self.prepare.predict(size)
 
     def to_rows(self) -> dict[str, str]:

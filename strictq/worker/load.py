@@ -60,12 +60,12 @@ class ProgressReport:
         board = self._state.board
         with board.lock:
             jobs = [job for job in (*board.running, *board.preparing) if job._progress is not None]
-        told = {_attempt_of(job): job._progress for job in jobs if job._progress is not None}
-        if told == self._shown:
+        progress = {_attempt_of(job): job._progress for job in jobs if job._progress is not None}
+        if progress == self._shown:
             return
         try:
-            self._state.source.report(RunningHandlers, RunningHandlers(told))
-            self._shown = told
+            self._state.source.report(RunningHandlers, RunningHandlers(progress))
+            self._shown = progress
         except (OSError, StoreError) as e:  # no handler depends on it
             if not self._failed:
                 log.warning("the progress of handlers could not be reported to other processes: %s", e)

@@ -20,7 +20,7 @@ from .settling import NOTE_SECONDS, Outcomes
 from .source import JOINED_RECEIVE, STORED_ESTIMATES
 from .spans import SpanReport
 from .state import State
-from .turns import PROCESS
+from .suspects import PROCESS
 
 GATHER_SECONDS: Final = 0.005
 """Longest time that a group of acks waits, in case one of its neighbours takes long after all."""

@@ -93,7 +93,7 @@ class Answer:
 
 
 @attrs.define
-class Told:
+class HandlerProgress:
     """A child's message while its handler runs: its progress."""
 
     fraction: float
@@ -166,7 +166,7 @@ class Child:
                 if not process.is_alive() and not there.poll(0):
                     raise self._died(process)
             try:
-                answer: Answer | Told = there.recv()
+                answer: Answer | HandlerProgress = there.recv()
             except (EOFError, OSError):
                 process.join()
                 raise self._died(process) from None
@@ -261,8 +261,8 @@ def _apply(job: Job, answer: Answer) -> Any:
 class RemoteJob(Recording):
     """The Job of a handler in another process. It has the same names; its effects are sent to the worker when it returns."""
 
-    def __init__(self, sent: Sent, teller: Teller) -> None:
-        self._teller = teller
+    def __init__(self, sent: Sent, reporter: Reporter) -> None:
+        self._reporter = reporter
         self.body = sent.body
         self.key = sent.key
         self.seq = sent.seq
@@ -323,27 +323,27 @@ class RemoteJob(Recording):
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Report how far the handler is. See Job.progress."""
-        self._teller.tell(Told(*validate.progress(fraction, text)))
+        self._reporter.progress(HandlerProgress(*validate.progress(fraction, text)))
 
     def output(self, text: str) -> None:
         """Record output of the handler. See Job.output."""
         self._effects.say(text)
 
 
-class Teller:
+class Reporter:
     """Sends to the worker what the running handler reports: the newest progress, at intervals, and the answer."""
 
     def __init__(self, there: Connection) -> None:
         self._there = there
         self._lock = threading.Lock()
-        self._told: Told | None = None
+        self._newest: HandlerProgress | None = None
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def tell(self, told: Told) -> None:
+    def progress(self, newest: HandlerProgress) -> None:
         """Send a handler's progress soon. A failure changes nothing for the handler."""
         with self._lock:
-            self._told = told
+            self._newest = newest
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="strictq-progress", daemon=True)
                 with suppress(RuntimeError):  # no more threads can be started
@@ -356,15 +356,15 @@ class Teller:
             self._news.wait()
             self._news.clear()
             with self._lock, suppress(OSError):
-                if self._told is not None:
-                    self._there.send(self._told)
-                self._told = None
+                if self._newest is not None:
+                    self._there.send(self._newest)
+                self._newest = None
             time.sleep(PROGRESS_SECONDS)
 
     def answer(self, answer: Answer) -> None:
         """Send the answer of the handler. Its progress is not sent any more."""
         with self._lock:
-            self._told = None
+            self._newest = None
             self._there.send(answer)
 
 
@@ -382,18 +382,18 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     threading.Thread(target=_end_with_worker, name="strictq-parent", daemon=True).start()
-    teller = Teller(there)
+    reporter = Reporter(there)
     try:
         there.send(os.getpid())
         while True:
-            job = RemoteJob(there.recv(), teller)
+            job = RemoteJob(there.recv(), reporter)
             answer = _call(handler, job)
             try:
-                teller.answer(answer)
+                reporter.answer(answer)
             except (EOFError, OSError):
                 return
             except Exception as e:  # the handler's result can't be pickled
-                teller.answer(
+                reporter.answer(
                     Answer(Effects(), error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}"))
                 )
     except (EOFError, OSError):

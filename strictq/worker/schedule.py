@@ -25,7 +25,7 @@ from .forecast import Forecast
 from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, HeldLane, Job, JobSource
 from .limits import Limits
 from .slot_pool import SlotPool
-from .turns import Turns
+from .suspects import Turns
 
 AHEAD_SECONDS: Final = 0.01
 """Handlers are started (durably) this long ahead of a free slot, if each takes much less time than that."""

@@ -134,7 +134,7 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
         result = await _call(handover, "prepare", handler, job, (job,))
     except BaseException as e:
         if _not_the_handlers(e):
-            handover.prepared(job, None, _told(e), 0)
+            handover.prepared(job, None, _reportable(e), 0)
             raise
         error = e
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
@@ -147,7 +147,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
         await _call(handover, "process", handler, job, (job,))
     except BaseException as e:
         if _not_the_handlers(e):
-            handover.processed(job, _told(e))
+            handover.processed(job, _reportable(e))
             raise
         error = e
     if handover.processed(job, error):
@@ -164,7 +164,7 @@ async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) 
         await _call(handover, "process", handler, jobs, jobs)
     except BaseException as e:
         if _not_the_handlers(e):
-            handover.processed_group(group, _told(e))
+            handover.processed_group(group, _reportable(e))
             raise
         error = e
     handover.processed_group(group, error)
@@ -177,7 +177,7 @@ async def _call(handover: Handover, stage: str, handler: AsyncHandler, argument:
         return require_ran("the handler", await handler(argument))
 
 
-def _told(error: BaseException) -> BaseException:
+def _reportable(error: BaseException) -> BaseException:
     """Return the exception to report to the keeper."""
     return error if isinstance(error, ENDING) else WorkerCancelled()
 

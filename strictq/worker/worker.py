@@ -24,7 +24,7 @@ from .._values.keys import Key
 from .._values.stats import DurationEstimate, OpenBreaker
 from .._values.views import Report
 from ..queue import Queue
-from . import threads, turns
+from . import suspects, threads
 from .batches import BatchBoard
 from .breaker import Breaker, Circuits
 from .dispatch import Handover
@@ -277,7 +277,7 @@ class Worker:
         self._breaker_given = breaker is not DEFAULT_BREAKER
         self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
         self._board = (BatchBoard if batches else Board)(
-            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuits, propagate, turns.PROCESS
+            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuits, propagate, suspects.PROCESS
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)

@@ -277,7 +277,7 @@ def test_key_states_and_rows_that_differ_are_reported(q: Queue, new: Path) -> No
 
 KILLED = """
 import os, signal, sys
-from strictq.replication.merging import merge
+from strictq.replication.merging_histories import merge
 
 old, new, step, count = sys.argv[1:]
 left = [int(count)]

@@ -25,7 +25,7 @@ from strictq import (
     StoreError,
     StrictqError,
 )
-from strictq._net import telling
+from strictq._net import error_frames
 from strictq._store.api import Staging, new_run
 from strictq.spark import BlockServer, _block_client, _block_protocol, serve
 from strictq.spark._block_protocol import Served
@@ -130,7 +130,7 @@ def frames_of(served: Served, body: bytes) -> Iterator[bytes]:
         kind, length = _block_protocol.HEAD.unpack(_block_client._exactly(response, _block_protocol.HEAD.size))
         data = _block_client._exactly(response, length)
         if kind == _block_protocol.FAILED:
-            raise telling.told(data)
+            raise error_frames.decode(data)
         yield data
 
 
@@ -159,12 +159,12 @@ def test_writers_that_cannot_be(q: Queue, server: BlockServer, writer: str) -> N
 
 
 def test_an_error_keeps_what_it_says() -> None:
-    error = telling.told(telling.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this"), "this"))
+    error = error_frames.decode(error_frames.encode(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this"), "this"))
     assert type(error) is StoreCorrupt
     assert (error.shard, error.hint, str(error)) == (3, "do this", "shard 3: torn (do this)")
-    assert type(telling.told(telling.tell(ZeroDivisionError("x"), "this"))) is StrictqError
-    odd = json.loads(telling.tell(StrictqError("x"), "this")) | {"error": "Any"}
-    assert type(telling.told(json.dumps(odd).encode())) is StrictqError
+    assert type(error_frames.decode(error_frames.encode(ZeroDivisionError("x"), "this"))) is StrictqError
+    odd = json.loads(error_frames.encode(StrictqError("x"), "this")) | {"error": "Any"}
+    assert type(error_frames.decode(json.dumps(odd).encode())) is StrictqError
 
 
 def test_a_staged_file_arrives_whole(q: Queue, server: BlockServer, monkeypatch: pytest.MonkeyPatch) -> None:

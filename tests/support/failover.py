@@ -38,7 +38,7 @@ ANSWERS = 40
 """So many calls of each worker succeed before the next disturbance."""
 FOLD_ROWS = 24
 """A primary is killed before it has seen many messages, so that it folds early."""
-STEPS = ("asked", "voted", "told", "fenced", "applied", "finished", "promoted")
+STEPS = ("asked", "voted", "reported", "fenced", "applied", "finished", "promoted")
 
 PROMOTER = """
 import os, signal, sys

@@ -28,7 +28,7 @@ from strictq._store.commit import connection
 from strictq._store.lane.entries import decode_keys, encode_keys
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.memory import StoreLimits
-from strictq._store.shard import claiming, expiring, forgetting, operating, recording, sending, settling
+from strictq._store.shard import batch_leases, claiming, expiring, forgetting, operating, sending, settling
 from strictq._store.shard.failures import AttemptFailure
 from strictq._store.shard.leases import BODY, ID, KEY, SEQ, Claimed, Request, Settlement
 from strictq._store.shard.looking import depth_of
@@ -746,7 +746,7 @@ class Walk:
         asked = request(self.random.choice((2, 20)), endless=True, lease=1, packed=True)
         self.asked = of_claim
         try:
-            claimed, packed = shard.transact(lambda tx: recording.claim(tx, asked, pack))
+            claimed, packed = shard.transact(lambda tx: batch_leases.claim(tx, asked, pack))
         except QueueFull:
             assert fails
             self.asked = nothing
@@ -769,7 +769,7 @@ class Walk:
         token = self.random.choice(self.batches)
         ids = {m.id for lane in self.batch_lanes(token) if lane.lease for m in lane.lease.held}
         self.asked = lambda new: {i for _, some in new for i in some} == ids and len(new) == bool(ids)
-        assert shard.transact(lambda tx: recording.ack(tx, token)) == len(ids)
+        assert shard.transact(lambda tx: batch_leases.ack(tx, token)) == len(ids)
 
     def step_batch_release(self, shard: LaneFile) -> None:
         if not self.batches:
@@ -783,7 +783,7 @@ class Walk:
             return len(new) == bool(keys) and len(ended) == n and keys.issuperset(ended)
 
         self.asked = asked
-        assert shard.transact(lambda tx: recording.give_back(tx, token, most))[1] == n
+        assert shard.transact(lambda tx: batch_leases.give_back(tx, token, most))[1] == n
 
     # ---- groups
 

@@ -88,7 +88,7 @@ def bound(act: Callable[[On, *Rest], T], *rest: *Rest) -> Callable[[On], T]:
     return lambda on: act(on, *rest)
 
 
-def nobody() -> None:
+def no_leader() -> None:
     """Stand for the leader while there is none."""
     return
 

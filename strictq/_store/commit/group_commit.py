@@ -14,7 +14,7 @@ from typing import Final
 from weakref import ref
 
 from ..._values.errors import StoreBusy, StoreError
-from .calls import Call, nobody
+from .calls import Call, no_leader
 from .tx import AnyTx
 
 GROUP_MAX: Final = 1000
@@ -46,7 +46,7 @@ class Grouping:
     def _begin(self) -> None:
         self._gate = threading.Lock()
         # Held weakly: an interrupt may prevent even the hand-over. The lead then ends when the leader's call is freed.
-        self._leader: Callable[[], Call | None] = nobody
+        self._leader: Callable[[], Call | None] = no_leader
         self._group_size = 1
         self._waiting: deque[Call] = deque()
 
@@ -181,7 +181,7 @@ class Grouping:
             leader = self._waiting.popleft() if self._waiting else None
             if leader is not None:
                 leader.release()
-            self._leader = nobody if leader is None else ref(leader)
+            self._leader = no_leader if leader is None else ref(leader)
 
     # ---- forks
 

@@ -10,8 +10,8 @@ lease.
 - `loading`: bring lanes from their rows into memory, and find the lanes that an entry names.
 - `folding`: write lanes to their rows, delete resolved messages, cut the journal.
 - The verbs, each a part of a transaction: `sending`, `claiming` (with the one iterator of the order), `settling`, `operating`,
-  `forgetting`, `merging`; `recorded_batches` and `recording` for named consumers. What they share: `ending`, `expiring`,
-  `parking`, `failures`, `history`. Functions with the end `_alone` are single statements.
+  `forgetting`, `merging_histories`; `recorded_batches` and `batch_leases` for named consumers. What they share: `ending`,
+  `expiring`, `parking`, `failures`, `history`. Functions with the end `_alone` are single statements.
 - `moving`: lanes leave for another shard, and arrive.
 - What the verbs take and return: `messages` and `message_opts`, `leases`, `columns`, `headers`.
 - `counting`, `looking` and `reporting`: what operators see. `checking`: compare a memory that is built anew with what is at rest;

@@ -14,7 +14,7 @@ import apsw
 from ..._sql import RECORDED_BATCHES
 from ..._values.errors import ConsumerLost, InvalidArgument, RecordedBatchGone
 from ..commit.tx import NEVER
-from . import recording
+from . import batch_leases
 from .leases import Claimed, Held, PackedColumns, Request
 from .shard_lanes import ShardLanes, Tx
 
@@ -132,7 +132,7 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     ranges = tx.lanes.memory.ranges
     if ranges is not None and ranges.leaving is not None:
         return 0, 0, False  # a lane of a batch can't move, so new batches would hold the range for ever
-    claimed, blocks = recording.claim(tx, request, lambda claimed: _packed(tx, claimed, encode))
+    claimed, blocks = batch_leases.claim(tx, request, lambda claimed: _packed(tx, claimed, encode))
     if blocks is None:
         return 0, 0, claimed.more
     messages = claimed.messages
@@ -156,7 +156,7 @@ def ack(tx: Tx, name: str, upto: int) -> int:
     """Ack the messages of this shard's open batches up to a number. Return how many; a repetition returns 0."""
     resolved = 0
     for n, token in tx.run(RECORDED_BATCHES.open_batches, (name, upto)).fetchall():
-        resolved += recording.ack(tx, token)
+        resolved += batch_leases.ack(tx, token)
         tx.run(RECORDED_BATCHES.resolve, (name, n))
         tx.run(RECORDED_BATCHES.set_acked, (n, name))
     return resolved
@@ -201,7 +201,7 @@ def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
     """
     messages = 0
     for _, token in tx.run(RECORDED_BATCHES.released, (name,)).fetchall():
-        returned, ended = recording.give_back(tx, token, RELEASE_STEP)
+        returned, ended = batch_leases.give_back(tx, token, RELEASE_STEP)
         messages += returned
         if ended == RELEASE_STEP:
             return messages, True
@@ -218,7 +218,7 @@ def withdraw(tx: Tx, name: str, epoch: int, n: int) -> None:
     token = dict(tx.run(RECORDED_BATCHES.open_batches, (name, n)).fetchall()).get(n)
     if token is None:
         return
-    recording.give_back(tx, token)
+    batch_leases.give_back(tx, token)
     _delete(tx, name, n)
     tx.run(RECORDED_BATCHES.set_back_last, (name,))
 
@@ -272,7 +272,7 @@ def standings(store: ShardLanes) -> list[Standing]:
     for name, _, last, acked, _ in rows:
         unresolved: list[Any] = db.execute(RECORDED_BATCHES.open_batches, (name, NEVER)).fetchall()
         in_flight: int = db.execute(RECORDED_BATCHES.unresolved_messages, (name,)).get
-        sent = [recording.oldest(store, token, OLDEST_OVER) for _, token in unresolved]
+        sent = [batch_leases.oldest(store, token, OLDEST_OVER) for _, token in unresolved]
         since = db.execute(RECORDED_BATCHES.open_since, (name,)).get
         kept: list[tuple[Any, ...]] = db.execute(RECORDED_BATCHES.kept, (name,)).fetchall()
         out.append(

@@ -105,7 +105,7 @@ def lock(directory: Path) -> files.Lock:
     return files.Lock(directory / layout.SHIP_LOCK)
 
 
-def somebody_ships(directory: Path) -> bool:
+def has_shipper(directory: Path) -> bool:
     """Return whether a process holds the lock."""
     probe = files.Lock(directory / layout.SHIP_LOCK, look=True)
     try:

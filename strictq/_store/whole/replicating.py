@@ -16,7 +16,7 @@ from ..shipping.confirming import Rounds
 if TYPE_CHECKING:
     from ..._values.findings import BackedUp
     from ..shipping.capture import Capture
-    from .merging import Merging
+    from .merging_histories import Merging
     from .store import Store
 
 
@@ -77,6 +77,6 @@ class Replicating:
     @property
     def merging(self) -> Merging:
         """What a merge with another history of the queue needs of it."""
-        from .merging import Merging
+        from .merging_histories import Merging
 
         return Merging(self._store)

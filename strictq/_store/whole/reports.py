@@ -31,7 +31,7 @@ from ..shard.headers import headers as decode_headers
 from ..shard.looking import LaneView
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
-from ..shipping.status import ShipProgress, ShipStatus, somebody_ships
+from ..shipping.status import ShipProgress, ShipStatus, has_shipper
 from ..shipping.values import FRAME_BYTES
 from ..tables import key_states, outputs
 from . import moving
@@ -204,7 +204,7 @@ class Reports:
             target=known.target,
             history_id=known.history_id,
             term=known.term,
-            shipping=known.ships and somebody_ships(directory),
+            shipping=known.ships and has_shipper(directory),
             lag_seconds=0.0 if lag is not None and behind == 0 else lag,
             lag_bytes=behind,
             confirmed_at=status.wall / MICROSECONDS if shipped else None,
@@ -617,12 +617,12 @@ def _attempt(view: LaneView | None, seq: int, shard: int) -> Attempt | None:
 
 def _with_progress(store: Store, found: S, attempt: Attempt | None) -> S:
     """Add what the running handler reported."""
-    told = None if attempt is None else store.progress(attempt)
-    if told is None:
+    progress = None if attempt is None else store.progress(attempt)
+    if progress is None:
         return found
     from ..._values.findings import Progress
 
-    return attrs.evolve(found, progress=Progress(*told))
+    return attrs.evolve(found, progress=Progress(*progress))
 
 
 def _tenant(

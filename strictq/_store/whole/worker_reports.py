@@ -220,7 +220,9 @@ def _encoded(report: OpenBreaker | RunningHandlers | WorkerSpans) -> bytes:
         return b"".join([_slot([], report.consumer), *(_slot([span.stage], *span[1:]) for span in report.spans[-SPANS_MAX:])])
     if isinstance(report, RunningHandlers):
         some = islice(report.progress.items(), HANDLERS_MAX)
-        return b"".join(json.dumps([*attempt, *told], ensure_ascii=False).encode().ljust(SLOT_BYTES) for attempt, told in some)
+        return b"".join(
+            json.dumps([*attempt, *progress], ensure_ascii=False).encode().ljust(SLOT_BYTES) for attempt, progress in some
+        )
     values = {name: value for name, value in attrs.asdict(report).items() if value is not None}
     values["consumer"] = report.consumer[:CONSUMER_MAX]
     if isinstance(report, OpenBreaker):
@@ -231,8 +233,8 @@ def _encoded(report: OpenBreaker | RunningHandlers | WorkerSpans) -> bytes:
 def _decoded(data: bytes, kind: type[R]) -> R | None:
     if kind is RunningHandlers:
         slots = (data[at : at + SLOT_BYTES] for at in range(0, len(data), SLOT_BYTES))
-        told: Any = RunningHandlers(dict(found for slot in slots if (found := _progress_in(slot)) is not None))
-        return told  # type: ignore[no-any-return]
+        handlers: Any = RunningHandlers(dict(found for slot in slots if (found := _progress_in(slot)) is not None))
+        return handlers  # type: ignore[no-any-return]
     try:
         if kind is WorkerSpans:
             (consumer,) = json.loads(data[:SPAN_BYTES])

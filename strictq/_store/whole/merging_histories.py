@@ -13,8 +13,8 @@ from ..._sql import MERGE, OUTBOX, RANGES, select_all
 from ..catalog import queue_db
 from ..catalog.contents import Fork
 from ..commit.calls import bound
-from ..shard import merging as steps
-from ..shard.merging import Listed, Resolved
+from ..shard import merging_histories as steps
+from ..shard.merging_histories import Listed, Resolved
 from ..shard.messages import Sent
 from ..shipping import fork_point
 from . import outbox

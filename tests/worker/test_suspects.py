@@ -14,7 +14,7 @@ from strictq.worker.estimates import Estimates
 from strictq.worker.job import Job
 from strictq.worker.limits import Limits
 from strictq.worker.schedule import Board
-from strictq.worker.turns import Turns
+from strictq.worker.suspects import Turns
 
 LEASE = 30.0
 

@@ -9,13 +9,13 @@ from .._values import errors as _errors
 from .._values import hints
 from .._values.errors import StoreError, StrictqError
 
-TOLD_BYTES_MAX: Final = 1 << 20
+ERROR_BYTES_MAX: Final = 1 << 20
 _FIELDS: Final = {"segment": int, "term": int}
 """Attributes of errors that are sent with them, and their types."""
 
 
-def tell(error: BaseException, server: str) -> bytes:
-    """Encode an error of this server, for `told`."""
+def encode(error: BaseException, server: str) -> bytes:
+    """Encode an error of this server, for `decode`."""
     known = error if isinstance(error, StrictqError) else StrictqError(f"{server} failed: {type(error).__name__}: {error}")
     said = {
         "error": type(known).__name__,
@@ -29,8 +29,8 @@ def tell(error: BaseException, server: str) -> bytes:
     return json.dumps(said).encode()
 
 
-def told(data: bytes) -> StrictqError:
-    """Decode an error that `tell` encoded, with the same type."""
+def decode(data: bytes) -> StrictqError:
+    """Decode an error that `encode` returned, with the same type."""
     said: Any = json.loads(data)
     kind = getattr(_errors, str(said["error"]), None)
     if not (isinstance(kind, type) and issubclass(kind, StrictqError)):
