@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from ._client import validate
 from ._platform import files
@@ -22,6 +22,9 @@ from .queue import Queue
 if TYPE_CHECKING:
     from ._values.findings import Migration, Salvaged
     from .aio import AsyncQueue
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open(
@@ -70,19 +73,18 @@ def open(
     return Queue(_storage(path, shards, durability, config, on_config_mismatch, create, read_only, clock, on_event))
 
 
-def open_async(
-    path: str | os.PathLike[str],
-    *,
-    shards: int | None = None,
-    durability: Literal["full", "process"] | None = None,
-    config: QueueConfig | None = None,
-    on_config_mismatch: Literal["warn", "error", "update"] = "warn",
-    create: bool = True,
-    read_only: bool = False,
-    migrate: bool = False,
-    clock: Clock | None = None,
-    on_event: Callable[[Event], None] | None = None,
-) -> AsyncQueue:
+def same_arguments(as_: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Declare a function's arguments to be those of another one."""
+
+    def declare(call: Callable[..., T]) -> Callable[P, T]:
+        call.__wrapped__ = as_  # type: ignore[attr-defined]  # for inspect.signature
+        return call
+
+    return declare
+
+
+@same_arguments(open)
+def open_async(*args: Any, **options: Any) -> AsyncQueue:
     """Open a queue for asyncio or trio: `async with strictq.open_async(...) as q`. Every method is awaited.
 
     Arguments and errors are those of `open`. The queue is opened on entry. Hooks are called in worker threads.
@@ -101,10 +103,7 @@ def open_async(
     """
     from .aio import AsyncQueue  # importing asyncio and anyio takes as long as importing all of strictq
 
-    return AsyncQueue(lambda: open(
-        path, shards=shards, durability=durability, config=config, on_config_mismatch=on_config_mismatch, create=create,
-        read_only=read_only, migrate=migrate, clock=clock, on_event=on_event,
-    ))  # fmt: skip
+    return AsyncQueue(lambda: open(*args, **options))
 
 
 def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock: Clock | None = None) -> Salvaged:

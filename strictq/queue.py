@@ -220,11 +220,10 @@ class Queue:
         if not isinstance(body, Message):
             given = (dedup_id, delay, at, ttl, headers, size_hint, prepare_seconds, process_seconds)
             return self._client.sending.send_one(body, key, given)
-        others = Message(
-            b"", key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
+        return self._client.sending.send(to_send(
+            body, key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
             prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-        )  # fmt: skip
-        return self._client.sending.send(to_send(body, others))
+        ))  # fmt: skip
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> Receipt:
         """Append a message whose body is a value as compact UTF-8 JSON. The delivery's `json()` returns the value.

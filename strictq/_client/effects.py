@@ -14,11 +14,11 @@ from .._values import hints
 from .._values.config import BODY_BYTES_MAX, QueueConfig
 from .._values.errors import InvalidArgument, OutcomeUnknown
 from .._values.keys import KEYLESS, Key, decode_key, encode_key
-from .._values.types import UNSET, Body, ContentHash, Message, Receipt, SendOptions, Unset, to_send
+from .._values.types import UNSET, Body, Message, Receipt, SendOptions, Unset, to_send
 from .sending import Sending, with_headers
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    pass
 
 PENDING: Final = "the transaction that this message is sent in has not committed yet"
 FAILED: Final = "the transaction that this message was to be sent in failed: it was not sent"
@@ -235,20 +235,7 @@ class Recording:
         """
         raise NotImplementedError
 
-    def send(
-        self,
-        body: Body | Message,
-        key: Key | None = None,
-        *,
-        dedup_id: str | ContentHash | None = None,
-        delay: float = 0.0,
-        at: datetime | None = None,
-        ttl: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        size_hint: float | None = None,
-        prepare_seconds: float | None = None,
-        process_seconds: float | None = None,
-    ) -> PendingReceipt:
+    def send(self, body: Body | Message, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
         """Send a message to any key when the transaction commits; a job commits with its ack. max_depth does not apply.
 
         Arguments as for `q.send`.
@@ -260,12 +247,7 @@ class Recording:
             InvalidArgument: the message is invalid; or this is outside of the with block, or in prepare. Nothing was changed.
             LeaseLost: the job was cancelled; nothing was changed.
         """
-        message = Message(
-            b"" if isinstance(body, Message) else body,
-            key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
-            prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-        )  # fmt: skip
-        return self._effects_for("send").send(self._with_inherited(to_send(body, message)))
+        return self._effects_for("send").send(self._with_inherited(to_send(body, key, **options)))
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
         """Send a value as compact UTF-8 JSON when the transaction commits. See `send`. The message's `json()` returns the value.

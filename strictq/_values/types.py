@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 import attrs
 
@@ -103,19 +103,17 @@ class SendOptions(TypedDict, total=False):
     process_seconds: float | None
 
 
-def to_send(given: Body | Message, made: Message) -> Message:
-    """Return the Message that was passed as the body, or the one made from the arguments.
+def to_send(body: Body | Message, key: Key | None, **options: Unpack[SendOptions]) -> Message:
+    """Return the message of these arguments, or the Message that was passed as the body.
 
-    Args:
-        made: the message made from the arguments; if the first one is a Message, from the others.
     Raises:
         InvalidArgument: a Message was passed together with other arguments.
     """
-    if not isinstance(given, Message):
-        return made
-    if made != Message(b""):
+    if not isinstance(body, Message):
+        return Message(body, key=key, **options)
+    if Message(b"", key=key, **options) != Message(b""):
         raise InvalidArgument("send(Message(...)) takes no other arguments", hint=hints.INSIDE_MESSAGE)
-    return given
+    return body
 
 
 def body_as_json(body: bytes, key: Key | None, seq: int) -> Any:

@@ -12,12 +12,13 @@ from .._values.keys import Key
 from ..delivery import Delivery, Lease, MessageView
 from ..handle import DeliveryRef
 from .threads import Calls
+from .twins import Twin, twin
 
 if TYPE_CHECKING:
     from .._values.findings import AttemptError
 
 
-class AsyncDelivery(MessageView):
+class AsyncDelivery(MessageView, Twin):
     """A Delivery whose methods are awaited. `async with d:` acks it, or nacks it on an exception."""
 
     __slots__ = ("_queue",)
@@ -25,6 +26,9 @@ class AsyncDelivery(MessageView):
     def __init__(self, queue: Calls, delivery: Delivery) -> None:
         super().__init__(delivery)
         self._queue = queue
+
+    def _behind(self) -> tuple[Calls, Delivery]:
+        return self._queue, self._delivery
 
     @property
     def lease(self) -> AsyncLease:
@@ -43,33 +47,13 @@ class AsyncDelivery(MessageView):
         """See Delivery.last_error."""
         return await self._queue._run(lambda: self._delivery.last_error)
 
-    async def start(self) -> None:
-        """See Delivery.start."""
-        await self._queue._run(self._delivery.start)
-
-    async def ack(self, *, output: str | None = None) -> None:
-        """See Delivery.ack."""
-        await self._queue._run(self._delivery.ack, output=output)
-
-    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
-        """See Delivery.nack."""
-        await self._queue._run(self._delivery.nack, delay, reason, output=output)
-
-    async def defer(self, delay_seconds: float, reason: str | None = None) -> None:
-        """See Delivery.defer."""
-        await self._queue._run(self._delivery.defer, delay_seconds, reason)
-
-    async def reject(self, reason: str, *, output: str | None = None) -> None:
-        """See Delivery.reject."""
-        await self._queue._run(self._delivery.reject, reason, output=output)
-
-    async def extend(self, seconds: float, *, late: bool = True) -> None:
-        """See Delivery.extend."""
-        await self._queue._run(self._delivery.extend, seconds, late=late)
-
-    async def done(self) -> None:
-        """See Delivery.done."""
-        await self._queue._run(self._delivery.done)
+    start = twin(Delivery.start)
+    ack = twin(Delivery.ack)
+    nack = twin(Delivery.nack)
+    defer = twin(Delivery.defer)
+    reject = twin(Delivery.reject)
+    extend = twin(Delivery.extend)
+    done = twin(Delivery.done)
 
     async def __aenter__(self) -> AsyncDelivery:
         if not self._delivery.lease.ack_first:
@@ -93,7 +77,7 @@ class AsyncDelivery(MessageView):
         return f"Async{self._delivery!r}"
 
 
-class AsyncLease:
+class AsyncLease(Twin):
     """A Lease whose methods are awaited."""
 
     __slots__ = ("_lease", "_queue")
@@ -101,6 +85,9 @@ class AsyncLease:
     def __init__(self, queue: Calls, lease: Lease) -> None:
         self._queue = queue
         self._lease = lease
+
+    def _behind(self) -> tuple[Calls, Lease]:
+        return self._queue, self._lease
 
     @property
     def key(self) -> Key | None:
@@ -132,20 +119,16 @@ class AsyncLease:
         """See Lease.expires_in."""
         return self._lease.expires_in
 
-    async def extend(self, seconds: float, *, late: bool = True) -> None:
-        """See Lease.extend."""
-        await self._queue._run(self._lease.extend, seconds, late=late)
+    extend = twin(Lease.extend)
 
     async def more(self, n: int = 10) -> list[AsyncDelivery]:
         """See Lease.more."""
         return [AsyncDelivery(self._queue, d) for d in await self._queue._run(self._lease.more, n)]
 
-    async def release(self) -> None:
-        """See Lease.release."""
-        await self._queue._run(self._lease.release)
+    release = twin(Lease.release)
 
 
-class AsyncDeliveryRef:
+class AsyncDeliveryRef(Twin):
     """A DeliveryRef whose methods are awaited. Get one from `q.delivery(handle)`."""
 
     __slots__ = ("_delivery", "_queue")
@@ -153,6 +136,9 @@ class AsyncDeliveryRef:
     def __init__(self, queue: Calls, ref: DeliveryRef) -> None:
         self._queue = queue
         self._delivery = ref
+
+    def _behind(self) -> tuple[Calls, DeliveryRef]:
+        return self._queue, self._delivery
 
     @property
     def handle(self) -> str:
@@ -174,29 +160,12 @@ class AsyncDeliveryRef:
         """The fencing token."""
         return self._delivery.token
 
-    async def ack(self, *, output: str | None = None) -> None:
-        """See DeliveryRef.ack."""
-        await self._queue._run(self._delivery.ack, output=output)
-
-    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
-        """See DeliveryRef.nack."""
-        await self._queue._run(self._delivery.nack, delay, reason, output=output)
-
-    async def reject(self, reason: str, *, output: str | None = None) -> None:
-        """See DeliveryRef.reject."""
-        await self._queue._run(self._delivery.reject, reason, output=output)
-
-    async def defer(self, delay_seconds: float, reason: str | None = None) -> None:
-        """See DeliveryRef.defer."""
-        await self._queue._run(self._delivery.defer, delay_seconds, reason)
-
-    async def release(self) -> None:
-        """See DeliveryRef.release."""
-        await self._queue._run(self._delivery.release)
-
-    async def extend(self, seconds: float, *, late: bool = True) -> None:
-        """See DeliveryRef.extend."""
-        await self._queue._run(self._delivery.extend, seconds, late=late)
+    ack = twin(DeliveryRef.ack)
+    nack = twin(DeliveryRef.nack)
+    reject = twin(DeliveryRef.reject)
+    defer = twin(DeliveryRef.defer)
+    release = twin(DeliveryRef.release)
+    extend = twin(DeliveryRef.extend)
 
     def __repr__(self) -> str:
         return f"Async{self._delivery!r}"

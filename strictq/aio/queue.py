@@ -4,89 +4,39 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
-from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
 from .._client import validate
-from .._client.client import cannot_share
 from .._client.leased import OPEN
 from .._client.receiving import Live, leased_ahead
-from .._platform.observe import ANY_SHARD, Observation, Observer
+from .._platform.observe import ANY_SHARD
 from .._store.api import LOOK_SECONDS, Request
 from .._values import hints
-from .._values.config import QueueConfig
-from .._values.errors import InvalidArgument, QueueClosed, StrictqError
+from .._values.errors import InvalidArgument, StrictqError
 from .._values.keys import Key
-from .._values.types import Event, Receipt
+from .._values.types import Receipt
 from ..batch import Batch
 from ..consumer import Consumer
 from ..queue import OUTPUT_SECONDS, Queue
 from .batch import AsyncBatch
 from .delivery import AsyncDelivery, AsyncDeliveryRef
-from .threads import Calls, from_any_thread
+from .threads import from_any_thread
 from .transaction import AsyncTransaction
+from .twins import QueueTwin, twin
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _twin(method: Callable[Concatenate[Queue, P], T]) -> Callable[Concatenate[AsyncQueue, P], Coroutine[Any, Any, T]]:
-    """Return the awaited form of a method of Queue: the same call, in a worker thread."""
-
-    @wraps(method)
-    async def twin(self: AsyncQueue, /, *args: P.args, **options: P.kwargs) -> T:
-        return await self._run(getattr(self.sync, method.__name__), *args, **options)
-
-    twin.__module__, twin.__qualname__ = __name__, f"AsyncQueue.{method.__name__}"
-    twin.__doc__ = f"See Queue.{method.__name__}."
-    return twin
-
-
-class AsyncQueue(Calls):
+class AsyncQueue(QueueTwin[Queue]):
     """A Queue whose methods are awaited. Get one from `strictq.open_async`, in an `async with` block."""
-
-    def __init__(self, opener: Callable[[], Queue]) -> None:
-        super().__init__()
-        self._opener = opener
-        self._queue: Queue | None = None
-
-    async def __aenter__(self) -> AsyncQueue:
-        if self._queue is not None:
-            raise QueueClosed("an async queue can be entered once")
-        self._begin()
-        self._queue = await anyio.to_thread.run_sync(self._opener, limiter=self._limiter)
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._queue is not None:
-            await self._run_inside_surely(self._queue.close)
-
-    def __reduce__(self) -> NoReturn:
-        raise cannot_share(self)
-
-    @property
-    def sync(self) -> Queue:
-        """The sync queue that does the work, for use in the program's own threads."""
-        if self._queue is None:
-            raise QueueClosed("the queue is not open", hint=hints.USE_ASYNC_WITH)
-        return self._queue
-
-    @property
-    def path(self) -> str:
-        """The directory, or ":memory:"."""
-        return self.sync.path
-
-    @property
-    def queue_id(self) -> str:
-        """The queue's permanent identifier, independent of its path."""
-        return self.sync.queue_id
 
     @property
     def shards(self) -> int:
@@ -98,33 +48,15 @@ class AsyncQueue(Calls):
         """The durability of this object, "full" or "process"."""
         return self.sync.durability
 
-    @property
-    def config(self) -> QueueConfig:
-        """The settings, as this process last read them."""
-        return self.sync.config
-
     def now(self) -> float:
         """See Queue.now; it is not awaited."""
         return self.sync.now()
 
-    def on_event(self, hook: Callable[[Event], None]) -> None:
-        """See Queue.on_event; hooks are called in worker threads."""
-        self.sync.on_event(hook)
-
-    def observe(self, observer: Observer) -> Observation:
-        """See Queue.observe; the observer is called in worker threads. The Observation is closed without awaiting."""
-        return self.sync.observe(observer)
-
-    async def close(self) -> None:
-        """See Queue.close."""
-        if self._queue is not None:
-            await self._run_inside(self._queue.close)
-
     # ---- sending and receiving
 
-    send = _twin(Queue.send)
-    send_json = _twin(Queue.send_json)
-    send_many = _twin(Queue.send_many)
+    send = twin(Queue.send)
+    send_json = twin(Queue.send_json)
+    send_many = twin(Queue.send_many)
 
     async def receive(
         self,
@@ -295,16 +227,16 @@ class AsyncQueue(Calls):
 
     # ---- looking and operating
 
-    limit = _twin(Queue.limit)
-    tenants = _twin(Queue.tenants)
-    app_schema = _twin(Queue.app_schema)
-    query = _twin(Queue.query)
-    configure = _twin(Queue.configure)
-    reset_estimates = _twin(Queue.reset_estimates)
-    stats = _twin(Queue.stats)
-    top_keys = _twin(Queue.top_keys)
-    peek = _twin(Queue.peek)
-    status = _twin(Queue.status)
+    limit = twin(Queue.limit)
+    tenants = twin(Queue.tenants)
+    app_schema = twin(Queue.app_schema)
+    query = twin(Queue.query)
+    configure = twin(Queue.configure)
+    reset_estimates = twin(Queue.reset_estimates)
+    stats = twin(Queue.stats)
+    top_keys = twin(Queue.top_keys)
+    peek = twin(Queue.peek)
+    status = twin(Queue.status)
 
     async def output(self, key: Key | Receipt, seq: int | None = None, *, wait: float | None = 0.0) -> str | None:
         """See Queue.output. Waiting holds no thread."""
@@ -320,35 +252,35 @@ class AsyncQueue(Calls):
             if (left := patience.left(None)) > 0:
                 await self._wait(seen, min(left, OUTPUT_SECONDS), idle=False)
 
-    explain = _twin(Queue.explain)
-    dead_letters = _twin(Queue.dead_letters)
-    history = _twin(Queue.history)
-    consumers_needed = _twin(Queue.consumers_needed)
-    consumers = _twin(Queue.consumers)
-    leases = _twin(Queue.leases)
-    topology = _twin(Queue.topology)
-    split = _twin(Queue.split)
-    merge = _twin(Queue.merge)
-    move = _twin(Queue.move)
-    isolate = _twin(Queue.isolate)
-    cancel_move = _twin(Queue.cancel_move)
-    advise = _twin(Queue.advise)
-    reject = _twin(Queue.reject)
-    resolve = _twin(Queue.resolve)
-    release_consumer = _twin(Queue.release_consumer)
-    redrive = _twin(Queue.redrive)
-    hold = _twin(Queue.hold)
-    release = _twin(Queue.release)
-    purge = _twin(Queue.purge)
-    purge_history = _twin(Queue.purge_history)
-    configure_replication = _twin(Queue.configure_replication)
-    detach = _twin(Queue.detach)
-    replication = _twin(Queue.replication)
-    pause = _twin(Queue.pause)
-    resume = _twin(Queue.resume)
-    sideline = _twin(Queue.sideline)
-    backup = _twin(Queue.backup)
-    check = _twin(Queue.check)
+    explain = twin(Queue.explain)
+    dead_letters = twin(Queue.dead_letters)
+    history = twin(Queue.history)
+    consumers_needed = twin(Queue.consumers_needed)
+    consumers = twin(Queue.consumers)
+    leases = twin(Queue.leases)
+    topology = twin(Queue.topology)
+    split = twin(Queue.split)
+    merge = twin(Queue.merge)
+    move = twin(Queue.move)
+    isolate = twin(Queue.isolate)
+    cancel_move = twin(Queue.cancel_move)
+    advise = twin(Queue.advise)
+    reject = twin(Queue.reject)
+    resolve = twin(Queue.resolve)
+    release_consumer = twin(Queue.release_consumer)
+    redrive = twin(Queue.redrive)
+    hold = twin(Queue.hold)
+    release = twin(Queue.release)
+    purge = twin(Queue.purge)
+    purge_history = twin(Queue.purge_history)
+    configure_replication = twin(Queue.configure_replication)
+    detach = twin(Queue.detach)
+    replication = twin(Queue.replication)
+    pause = twin(Queue.pause)
+    resume = twin(Queue.resume)
+    sideline = twin(Queue.sideline)
+    backup = twin(Queue.backup)
+    check = twin(Queue.check)
 
 
 class AsyncConsumer:

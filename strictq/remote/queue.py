@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Unpack
 
 import attrs
 
@@ -17,7 +17,7 @@ from .._values import hints
 from .._values.config import QueueConfig
 from .._values.errors import ConfigError, ForkedProcess, InvalidArgument, QueueClosed
 from .._values.keys import Key
-from .._values.types import Body, ContentHash, Event, Message, to_send
+from .._values.types import Body, Event, Message, SendOptions, to_send
 from .._values.views import Report
 from ..queue import Queue
 from . import sending
@@ -26,8 +26,6 @@ from .sending import RemoteReceipt
 from .url import parse
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ..worker.source import Source
 
 LEASE_SECONDS_MIN: Final = 2
@@ -187,17 +185,7 @@ class RemoteQueue:
         """Whether it was closed."""
         return self._closed
 
-    def send(
-        self,
-        body: Body | Message,
-        key: Key | None = None,
-        *,
-        dedup_id: str | ContentHash | None = None,
-        delay: float = 0.0,
-        at: datetime | None = None,
-        ttl: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> RemoteReceipt:
+    def send(self, body: Body | Message, key: Key | None = None, **options: Unpack[SendOptions]) -> RemoteReceipt:
         """Send a message to the endpoint. It has the message on return.
 
         What was not answered is repeated for ten seconds, which a FIFO queue takes as one message. It needs the network at once.
@@ -211,6 +199,7 @@ class RemoteQueue:
             delay, at: when it is delivered, at most 900 seconds from now, rounded up to whole ones. Standard queues only.
             ttl: seconds after which a worker of strictq drops it.
             headers: str → str.
+            The other options of `Queue.send` are refused: SQS has no place for them.
         Raises:
             InvalidArgument, MessageTooLarge: the message is invalid, or the endpoint refuses it; it was not sent.
             OutcomeUnknown: a request was not answered; it may have been sent.
@@ -219,10 +208,7 @@ class RemoteQueue:
         Source: docs/howto/forward.md
         """
         self.require_open()
-        made = Message(
-            b"" if isinstance(body, Message) else body, key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers
-        )
-        return sending.send(self._endpoint, to_send(body, made))
+        return sending.send(self._endpoint, to_send(body, key, **options))
 
     def send_many(self, messages: Iterable[Message]) -> list[RemoteReceipt]:
         """Send messages, those of a key in order, in requests of up to ten.
