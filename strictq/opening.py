@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._client import validate
 from ._platform import files
@@ -16,15 +16,12 @@ from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
 from ._values import hints
 from ._values.config import QueueConfig
 from ._values.errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
-from ._values.types import Event
+from ._values.types import Event, same_arguments
 from .queue import Queue
 
 if TYPE_CHECKING:
     from ._values.findings import Migration, Salvaged
     from .aio import AsyncQueue
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def open(
@@ -71,16 +68,6 @@ def open(
     if migrate:
         _migrate(path, clock, read_only=read_only)
     return Queue(_storage(path, shards, durability, config, on_config_mismatch, create, read_only, clock, on_event))
-
-
-def same_arguments(as_: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Declare a function's arguments to be those of another one."""
-
-    def declare(call: Callable[..., T]) -> Callable[P, T]:
-        call.__wrapped__ = as_  # type: ignore[attr-defined]  # for inspect.signature
-        return call
-
-    return declare
 
 
 @same_arguments(open)

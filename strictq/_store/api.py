@@ -6,13 +6,12 @@ beside it. The values that calls take and return are exported here, so that call
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import apsw
 
@@ -22,6 +21,7 @@ from .._platform.observe import Observers
 from .._values.config import QueueConfig
 from .._values.errors import LeaseLost, StoreError
 from .._values.tenants import TenantRules
+from .._values.types import same_arguments
 from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, leased_columns
@@ -126,13 +126,6 @@ def migrate(
         return upgrade(Path(files.real_path(path)), clock, dry_run=dry_run, on_progress=on_progress, on_messages=on_messages)
 
 
-class SqliteSettings(NamedTuple):
-    """The durability settings of SQLite, as a connection reports them."""
-
-    synchronous: int
-    journal_mode: str
-
-
 class QueueFacts(NamedTuple):
     """What a queue's directory says, regardless of the state of its shards."""
 
@@ -214,46 +207,17 @@ class Storage:
 
     # ---- opening and closing
 
-    @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        shards: int | None,
-        durability: Durability | None,
-        config: QueueConfig | None,
-        create: bool,
-        read_only: bool,
-        clock: Clock,
-        hook: Hook | None,
-        on_mismatch: Literal["warn", "error", "update"] = "error",
-        look: ReplicaLook | None = None,
-    ) -> Storage:
-        """Open or create the queue in a directory. What was given must agree with what is stored.
+    @staticmethod
+    @same_arguments(Store.open)
+    def open(*args: Any, **options: Any) -> Storage:
+        """Open or create the queue in a directory. See `Store.open`."""
+        return Storage(Store.open(*args, **options))
 
-        Args:
-            on_mismatch: what to do if `config` differs from the stored one; see `strictq.open`.
-            look: a view of a living replica, see `Store.open`.
-        """
-        return cls(
-            Store.open(
-                path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
-                hook=hook, on_mismatch=on_mismatch, look=look,
-            )
-        )  # fmt: skip
-
-    @classmethod
-    def in_memory(
-        cls,
-        *,
-        shards: int | None,
-        durability: Durability | None,
-        config: QueueConfig | None,
-        clock: Clock,
-        hook: Hook | None,
-    ) -> Storage:
+    @staticmethod
+    @same_arguments(Store.in_memory)
+    def in_memory(*args: Any, **options: Any) -> Storage:
         """Create a queue with nothing on disk, private to this object."""
-        return cls(Store.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=hook))
+        return Storage(Store.in_memory(*args, **options))
 
     def close(self) -> None:
         """Close every file. Leases stay. See `Queue.close`."""
@@ -310,18 +274,6 @@ class Storage:
     def config(self) -> QueueConfig:
         """The settings, as this process last saw them."""
         return self._store.settings[0]
-
-    @property
-    def sqlite_settings(self) -> SqliteSettings:
-        """The settings of the connection that writes to the first shard. The others have the same."""
-        return self._store.shards[0]._writer.use(
-            lambda db: SqliteSettings(int(db.pragma("synchronous")), str(db.pragma("journal_mode")))
-        )
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether this object's own thread has a WAL to checkpoint, or is checkpointing one."""
-        return bool(self._store._upkeep._grown)
 
     @property
     def clock(self) -> Clock:

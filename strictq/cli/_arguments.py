@@ -115,6 +115,24 @@ key_type_option: Final[Decorator] = click.option(
 )
 
 
+consumer_option: Final[Decorator] = click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+drain_option: Final[Decorator] = click.option(
+    "--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain."
+)
+
+
+def grace_option(running: str) -> Decorator:
+    """Return a --grace option for these."""
+    text = f"On Ctrl-C or SIGTERM: wait at most this many seconds for running {running}. Default: no limit."
+    return click.option("--grace", type=Seconds(min=0.0), help=text)
+
+
+def no_breaker_option(failing: str) -> Decorator:
+    """Return a --no-breaker option for a worker of these."""
+    text = f"Turn off the circuit breaker, which pauses the worker while most {failing} fail. Implied by --drain."
+    return click.option("--no-breaker", is_flag=True, help=text)
+
+
 def open_place(place: Path | str) -> AbstractContextManager[strictq.Queue | strictq.RemoteQueue]:
     """Open a queue that exists, in a directory or behind an endpoint.
 

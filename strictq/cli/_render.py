@@ -6,9 +6,21 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol, TypeVar
+
+from strictq.cli._command import OK
+from strictq.cli._words import emit
 
 GAP: Final = "  "
+
+
+class Finding(Protocol):
+    """What an inspection returns."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+F = TypeVar("F", bound=Finding)
 
 
 class Heading(str):
@@ -60,6 +72,32 @@ def listing(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seq
         _terminal.listing(columns, found, right)
         return
     _columns([columns, *found], [name in right for name in columns])
+
+
+def show_found(
+    found: Sequence[F],
+    columns: Sequence[str],
+    row: Callable[[F], Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    none: str,
+    as_json: bool,
+) -> int:
+    """Print findings as a table, or as one JSON object per line. Return the exit code.
+
+    Args:
+        row: returns the cells of a finding.
+        right: as for `listing`.
+        none: what to print if there are none.
+    """
+    if as_json:
+        for one in found:
+            emit(one.to_dict())
+    elif found:
+        listing(columns, map(row, found), right=right)
+    else:
+        show(none)
+    return OK
 
 
 def _columns(rows: Sequence[Sequence[str]], right: Sequence[bool] = (False, False)) -> None:

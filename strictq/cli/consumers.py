@@ -7,9 +7,9 @@ from typing import Final
 
 from strictq import ConsumerStatus
 from strictq.cli._arguments import json_option, limit_option, looking, queue_argument
-from strictq.cli._command import OK, command, printable
-from strictq.cli._render import listing, show
-from strictq.cli._words import emit, moment, short, shown_key
+from strictq.cli._command import command, printable
+from strictq.cli._render import show_found
+from strictq.cli._words import moment, short, shown_key
 
 EXAMPLES: Final = {
     "consumers": """
@@ -45,23 +45,13 @@ def consumers(queue: Path, as_json: bool) -> int:
     """
     with looking(queue) as q:
         found = q.consumers()
-    if as_json:
-        for one in found:
-            emit(one.to_dict())
-        return OK
-    if not found:
-        show("no consumer runs, and there is no stream")
-        return OK
-    rows = [
-        (
-            short(one.name), one.kind, _state(one), "-" if one.host is None else printable(f"{one.host}:{one.pid}"),
-            "-" if one.since is None else moment(one.since), _shards(one), f"{one.in_flight:,}",
-            "-" if one.busy_ratio is None or one.kind != "worker" else f"{one.busy_ratio:.0%}",
-        )
-        for one in found
-    ]  # fmt: skip
-    listing(("consumer", "kind", "state", "process", "since", "shards", "in flight", "busy"), rows, right=("in flight", "busy"))
-    return OK
+    columns = ("consumer", "kind", "state", "process", "since", "shards", "in flight", "busy")
+    none = "no consumer runs, and there is no stream"
+    return show_found(found, columns, lambda one: (
+        short(one.name), one.kind, _state(one), "-" if one.host is None else printable(f"{one.host}:{one.pid}"),
+        "-" if one.since is None else moment(one.since), _shards(one), f"{one.in_flight:,}",
+        "-" if one.busy_ratio is None or one.kind != "worker" else f"{one.busy_ratio:.0%}",
+    ), right=("in flight", "busy"), none=none, as_json=as_json)  # fmt: skip
 
 
 @command(EXAMPLES["leases"])
@@ -75,19 +65,7 @@ def leases(queue: Path, limit: int, as_json: bool) -> int:
     """
     with looking(queue) as q:
         found = q.leases(limit)
-    if as_json:
-        for one in found:
-            emit(one.to_dict())
-        return OK
-    if not found:
-        show("no consumer holds a key")
-        return OK
-    rows = [
-        (
-            short(shown_key(one.key)), short(printable(one.consumer)), f"{one.first_seq:,}", f"{one.messages:,}",
-            moment(one.since), "-" if one.until is None else moment(one.until),
-        )
-        for one in found
-    ]  # fmt: skip
-    listing(("key", "consumer", "seq", "messages", "since", "until"), rows, right=("seq", "messages"))
-    return OK
+    return show_found(found, ("key", "consumer", "seq", "messages", "since", "until"), lambda one: (
+        short(shown_key(one.key)), short(printable(one.consumer)), f"{one.first_seq:,}", f"{one.messages:,}",
+        moment(one.since), "-" if one.until is None else moment(one.until),
+    ), right=("seq", "messages"), none="no consumer holds a key", as_json=as_json)  # fmt: skip

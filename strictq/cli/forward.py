@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import click
 
 import strictq
-from strictq.cli._arguments import Seconds, json_option, queue_argument, quiet_option
+from strictq.cli._arguments import consumer_option, grace_option, json_option, queue_argument, quiet_option
 from strictq.cli._command import OK, command, many
 from strictq.cli._log import log_to_stderr
 from strictq.cli._render import is_screen
@@ -55,12 +55,8 @@ POLICIES: Final[dict[OnRefused, Literal["dead_letter", "hold"]]] = {OnRefused.de
 )
 @click.option("--drain", is_flag=True, help="Exit when no message is ready.")
 @click.option("--create", is_flag=True, help="Create the local queue if it does not exist.")
-@click.option(
-    "--grace",
-    type=Seconds(min=0.0),
-    help="On Ctrl-C or SIGTERM: wait at most this many seconds for running requests. Default: no limit.",
-)
-@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+@grace_option("requests")
+@consumer_option
 @quiet_option
 @json_option
 def forward(

@@ -31,7 +31,7 @@ from strictq.cli._arguments import (
     receipt_of,
 )
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, printable_lines, tell
-from strictq.cli._render import Fact, Heading, listing, show
+from strictq.cli._render import Fact, Heading, listing, show, show_found
 from strictq.cli._words import emit, moment, short, shown_body, shown_key, span
 
 EXAMPLES: Final = {
@@ -100,16 +100,9 @@ def top_keys(queue: Path, by: Rank, limit: int, prefix: str | None, as_json: boo
     """List the keys with the most messages, or with the oldest message. Reads every key that has messages."""
     with looking(queue) as q:
         found = q.top_keys(limit, by=by.value, prefix=prefix)
-    if as_json:
-        for k in found:
-            emit(k.to_dict())
-        return OK
-    if not found:
-        show("no key has messages")
-        return OK
-    rows = [(short(shown_key(k.key)), f"{k.depth:,}", span(k.oldest_age_seconds), k.state) for k in found]
-    listing(("key", "depth", "oldest", "state"), rows, right=("depth", "oldest"))
-    return OK
+    return show_found(found, ("key", "depth", "oldest", "state"), lambda k: (
+        short(shown_key(k.key)), f"{k.depth:,}", span(k.oldest_age_seconds), k.state,
+    ), right=("depth", "oldest"), none="no key has messages", as_json=as_json)  # fmt: skip
 
 
 @command(EXAMPLES["explain"])
@@ -166,24 +159,11 @@ def peek(
             chosen = None if key is None else key_of(key, key_type)
             hint_of_type(q, chosen)
             found = q.peek(chosen, limit)
-    if as_json:
-        for m in found:
-            emit(m.to_dict())
-        return OK
-    if not found:
-        show("no message is waiting")
-        return OK
-    rows = [
-        (
-            short(shown_key(m.key)), f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at),
-            moment(m.due_at) if m.due_at else "", shown_body(m.body),
-        )
-        for m in found
-    ]  # fmt: skip
-    columns = ("key", "seq", "state", "attempts", "sent", "due", "body")
     same = 0 if key is None else 1
-    listing(columns[same:], [row[same:] for row in rows], right=("seq", "attempts"))
-    return OK
+    return show_found(found, ("key", "seq", "state", "attempts", "sent", "due", "body")[same:], lambda m: (
+        short(shown_key(m.key)), f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at),
+        moment(m.due_at) if m.due_at else "", shown_body(m.body),
+    )[same:], right=("seq", "attempts"), none="no message is waiting", as_json=as_json)  # fmt: skip
 
 
 def _require_one(key: str | None, arrival: int | None, shard: int | None) -> None:
@@ -336,20 +316,12 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bo
         hint_of_type(q, chosen)
         found = q.dead_letters(chosen, limit)
         total = q.stats().dead
-    if as_json:
-        for d in found:
-            emit(d.to_dict())
+    none = "no dead letters" if key is None else "this key has no dead letters"
+    show_found(found, ("key", "seq", "kind", "attempts", "died", "reason", "body"), lambda d: (
+        short(shown_key(d.key)), f"{d.seq}", d.kind, f"{d.attempts}", moment(d.died_at), short(d.reason), shown_body(d.body),
+    ), right=("seq", "attempts"), none=none, as_json=as_json)  # fmt: skip
+    if as_json or not found:
         return OK
-    if not found:
-        show("no dead letters" if key is None else "this key has no dead letters")
-        return OK
-    rows = [
-        (
-            short(shown_key(d.key)), f"{d.seq}", d.kind, f"{d.attempts}", moment(d.died_at), short(d.reason), shown_body(d.body),
-        )
-        for d in found
-    ]  # fmt: skip
-    listing(("key", "seq", "kind", "attempts", "died", "reason", "body"), rows, right=("seq", "attempts"))
     for d in found if errors else ():
         show("", Heading(f"{shown_key(d.key)} {d.seq}"), [*map(_attempt, d.errors)] or "no attempt left an error")
         if d.output:

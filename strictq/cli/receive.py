@@ -17,7 +17,16 @@ import strictq
 from strictq import Batch, Delivery, LeaseLost, PartialFailure, StrictqError
 from strictq._values.keys import Key
 from strictq._values.views import body_fields, key_fields
-from strictq.cli._arguments import KeyType, Seconds, StoredText, key_of, key_type_option, operating, queue_argument
+from strictq.cli._arguments import (
+    KeyType,
+    Seconds,
+    StoredText,
+    consumer_option,
+    key_of,
+    key_type_option,
+    operating,
+    queue_argument,
+)
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, tell
 from strictq.cli._words import encoded
 
@@ -63,7 +72,7 @@ LOOK_SECONDS: Final = 1.0
 @click.option(
     "--lease", type=Seconds(min=0.001), help="Lease the keys for this many seconds. Default: the queue's lease_seconds."
 )
-@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+@consumer_option
 @click.option("--raw", is_flag=True, help="Print only the bodies, each followed by a newline.")
 @click.option("as_json", "--json", is_flag=True, help="Print one JSON object per message (the default).")
 def receive(

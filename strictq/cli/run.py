@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NoReturn
 import click
 
 from strictq import App, InvalidArgument, StrictqError
-from strictq.cli._arguments import Seconds
+from strictq.cli._arguments import Seconds, consumer_option, drain_option, grace_option, no_breaker_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many
 from strictq.cli._log import log_to_stderr
 from strictq.cli._supervisor import STOPPING, TOTALS, StopLine, StopSignals, Supervisor, command_line
@@ -64,18 +64,10 @@ log: Final = logging.getLogger("strictq.run")
     type=Seconds(min=0.001),
     help="Abandon and retry a handler after this many seconds, unless it has its own timeout.",
 )
-@click.option("--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain.")
-@click.option(
-    "--grace",
-    type=Seconds(min=0.0),
-    help="On Ctrl-C or SIGTERM: wait at most this many seconds for running handlers. Default: no limit.",
-)
-@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
-@click.option(
-    "--no-breaker",
-    is_flag=True,
-    help="Turn off the circuit breaker, which pauses the worker while most handlers fail. Implied by --drain.",
-)
+@drain_option
+@grace_option("handlers")
+@consumer_option
+@no_breaker_option("handlers")
 @click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")
 @click.option("--line", type=int, hidden=True)

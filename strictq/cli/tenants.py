@@ -10,7 +10,7 @@ import click
 from strictq import TenantLimit
 from strictq.cli._arguments import json_option, limit_option, looking, operating, queue_argument
 from strictq.cli._command import OK, USAGE, Failure, command, printable
-from strictq.cli._render import listing, show
+from strictq.cli._render import show, show_found
 from strictq.cli._words import emit, short, span
 
 EXAMPLES: Final = {
@@ -53,24 +53,12 @@ def tenants(queue: Path, limit: int, as_json: bool) -> int:
     """List the tenants that have messages or limits of their own, the deepest first. Reads every key that has messages."""
     with looking(queue) as q:
         found = q.tenants()
-    if as_json:
-        for one in found[:limit]:
-            emit(one.to_dict())
-        return OK
-    if not found:
-        show("no tenant has messages or limits")
-        return OK
-    rows = [
-        (
-            short(printable(t.tenant)) or "(others)", f"{t.depth:,}", f"{t.keys:,}",
-            "-" if t.oldest_age_seconds is None else span(t.oldest_age_seconds), f"{t.weight:g}", _rate(t.send_rate),
-            _rate(t.receive_rate), "paused" if t.paused else f"in {span(t.throttled_seconds)}" if t.throttled_seconds else "now",
-        )
-        for t in found[:limit]
-    ]  # fmt: skip
     columns = ("tenant", "depth", "keys", "oldest", "weight", "sends/s", "receives/s", "next")
-    listing(columns, rows, right=columns[1:7])
-    return OK
+    return show_found(found[:limit], columns, lambda t: (
+        short(printable(t.tenant)) or "(others)", f"{t.depth:,}", f"{t.keys:,}",
+        "-" if t.oldest_age_seconds is None else span(t.oldest_age_seconds), f"{t.weight:g}", _rate(t.send_rate),
+        _rate(t.receive_rate), "paused" if t.paused else f"in {span(t.throttled_seconds)}" if t.throttled_seconds else "now",
+    ), right=columns[1:7], none="no tenant has messages or limits", as_json=as_json)  # fmt: skip
 
 
 def _rate(value: float | None) -> str:

@@ -14,7 +14,16 @@ from typing import Any, Final
 import click
 
 import strictq
-from strictq.cli._arguments import PLACE, Seconds, open_place, place_argument
+from strictq.cli._arguments import (
+    PLACE,
+    Seconds,
+    consumer_option,
+    drain_option,
+    grace_option,
+    no_breaker_option,
+    open_place,
+    place_argument,
+)
 from strictq.cli._command import OK, USAGE, Failure, command, many
 from strictq.cli._log import log_to_stderr
 from strictq.cli._render import is_screen
@@ -55,18 +64,10 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 @click.option(
     "--defer", type=Seconds(min=0.0), help="Make exit code 69 postpone the message by this many seconds, with no attempt charged."
 )
-@click.option("--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain.")
-@click.option(
-    "--grace",
-    type=Seconds(min=0.0),
-    help="On Ctrl-C or SIGTERM: wait at most this many seconds for running commands. Default: no limit.",
-)
-@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
-@click.option(
-    "--no-breaker",
-    is_flag=True,
-    help="Turn off the circuit breaker, which pauses the worker while most commands fail. Implied by --drain.",
-)
+@drain_option
+@grace_option("commands")
+@consumer_option
+@no_breaker_option("commands")
 @click.option("use_shell", "--shell", is_flag=True, help="Run the commands with $SHELL -c.")
 @click.option("--quiet", "-q", is_flag=True, help="Print no progress; log only warnings and errors.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")

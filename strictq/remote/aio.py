@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._values.types import same_arguments
 from ..aio.twins import QueueTwin, twin
-from ..opening import same_arguments
 from .queue import RedrivePolicy, RemoteQueue, connect
 
 

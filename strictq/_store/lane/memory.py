@@ -43,7 +43,6 @@ _ID_OF: Final = itemgetter(M_ID)
 _KEY_OF: Final = itemgetter(M_KEY)
 _BODY_OF: Final = itemgetter(M_BODY)
 _OPTS_OF: Final = itemgetter(M_OPTS)
-_POSITION: Final = itemgetter(1)
 _run_all: Final = deque[Any](maxlen=0).extend
 """Exhausts an iterator, without a step of Python for each element."""
 
