@@ -37,9 +37,12 @@ class Strictq(SqlitePeer):
         self.q = strictq.open(path, shards=shards, durability=opening.durability, config=config, clock=opening.clock)
 
     def settings(self) -> dict[str, str]:
-        writer = self.q._storage._store.shards[0]._writer
-        synchronous, journal_mode = writer.use(lambda db: (int(db.pragma("synchronous")), str(db.pragma("journal_mode"))))
-        return {"synchronous": SYNCHRONOUS_NAMES[synchronous], "journal_mode": journal_mode, "sqlite": sqlite_version()}
+        found = self.q._storage.sqlite_settings
+        return {
+            "synchronous": SYNCHRONOUS_NAMES[found.synchronous],
+            "journal_mode": found.journal_mode,
+            "sqlite": sqlite_version(),
+        }
 
     @staticmethod
     def native(pairs: Sequence[tuple[str, bytes]]) -> list[strictq.Message]:
@@ -65,7 +68,7 @@ class Strictq(SqlitePeer):
             self.q.ack_many(handed)
 
     def rest(self) -> None:
-        while self.q._storage._store._upkeep._grown:
+        while self.q._storage.checkpointing:
             time.sleep(0.0005)
 
     def close(self) -> None:

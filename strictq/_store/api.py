@@ -126,6 +126,13 @@ def migrate(
         return upgrade(Path(files.real_path(path)), clock, dry_run=dry_run, on_progress=on_progress, on_messages=on_messages)
 
 
+class SqliteSettings(NamedTuple):
+    """The durability settings of SQLite, as a connection reports them."""
+
+    synchronous: int
+    journal_mode: str
+
+
 class QueueFacts(NamedTuple):
     """What a queue's directory says, regardless of the state of its shards."""
 
@@ -274,6 +281,18 @@ class Storage:
     def config(self) -> QueueConfig:
         """The settings, as this process last saw them."""
         return self._store.settings[0]
+
+    @property
+    def sqlite_settings(self) -> SqliteSettings:
+        """The settings of the connection that writes to the first shard. The others have the same."""
+        return self._store.shards[0]._writer.use(
+            lambda db: SqliteSettings(int(db.pragma("synchronous")), str(db.pragma("journal_mode")))
+        )
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether this object's own thread has a WAL to checkpoint, or is checkpointing one."""
+        return bool(self._store._upkeep._grown)
 
     @property
     def clock(self) -> Clock:

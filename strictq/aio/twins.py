@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Opened(Protocol):
+class AnyQueue(Protocol):
     """A sync queue, here or at an endpoint."""
 
     @property
@@ -36,7 +36,7 @@ class Opened(Protocol):
     def close(self) -> None: ...
 
 
-Q = TypeVar("Q", bound=Opened)
+Q = TypeVar("Q", bound=AnyQueue)
 
 
 class Twin(ABC):
