@@ -546,7 +546,7 @@ class Settling:
             InvalidArgument: it is not a delivery, or belongs to another queue object.
         """
         if not isinstance(d, MessageState):
-            raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
+            raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}", hint=hints.GIVE_DELIVERY)
         lease = d.lease
         if lease._origin.storage is not self._storage:
             raise not_ours()

@@ -42,7 +42,8 @@ QUEUE_NOT_FOUND: Final = Coded("queue_not_found", "check the path, or open it wi
 QUEUE_CLOSED: Final = Coded("queue_closed", "open it again with strictq.open()")
 READ_ONLY_QUEUE: Final = Coded("read_only_queue", "open it without read_only=True")
 LEASE_LOST: Final = Coded(
-    "lease_lost", "discard the work on this message: another consumer holds the key now and will process it"
+    "lease_lost",
+    "discard the work on this message: it was settled by another process, or it is delivered again to the key's next consumer",
 )
 LEASE_OVER: Final = Coded(
     "lease_over",
@@ -256,6 +257,9 @@ AWARE_DATETIME: Final = Coded(
 )
 USE_ASYNC_WITH: Final = Coded("use_async_with", "use it inside `async with strictq.open_async(...)`")
 USE_ACK: Final = Coded("use_ack", "use ack()")
+GIVE_DELIVERY: Final = Coded(
+    "give_delivery", "pass what receive() or consume() returned; transaction() also takes key=... or deliveries=[...]"
+)
 GIVE_HANDLE: Final = Coded("give_handle", "pass the str that d.handle returned")
 OPEN_ITS_QUEUE: Final = Coded("open_its_queue", "open the queue that delivered the message")
 NAMES_IN_UTF8: Final = Coded("names_in_utf8", "choose another directory, or rename the files in it to UTF-8 names")
@@ -312,6 +316,11 @@ LEAVE_DURABILITY_OUT: Final = Coded("leave_durability_out", "omit durability to 
 OPEN_READ_ONLY: Final = Coded("open_read_only", "open the queue with read_only=True")
 LOOK_READ_ONLY: Final = Coded("look_read_only", "to read only, use read_only=True")
 ONLY_APP_TABLES: Final = Coded("only_app_tables", "name your tables app_…, and do not use BEGIN, COMMIT, ATTACH or PRAGMA")
+ONLY_READS: Final = Coded("only_reads", "use SELECT on app_* tables; write with tx.execute() in a q.transaction()")
+ONLY_ROWS: Final = Coded(
+    "only_rows",
+    "read and write rows of app_* tables; create or change a table with q.app_schema(); do not use BEGIN, COMMIT or PRAGMA",
+)
 VALUE_TOO_LARGE: Final = Coded("value_too_large", "split the value, or raise max_body_bytes")
 SQL_TOO_LONG: Final = Coded("sql_too_long", "add an index, or split the statement")
 USE_TX_METHODS: Final = Coded(

@@ -19,8 +19,10 @@ WORDS: Final[dict[str, str]] = {
     "outcome_unknown": "the change may or may not have been made: look with strictq stats, and repeat the command if necessary",
     "partial_failure": "what succeeded stays done; fix the cause and repeat the command",
     "throttled": "send again later, or raise the limit: strictq limit QUEUE TENANT --send-rate NUMBER",
+    "only_reads": "use SELECT on app_* tables; the program that owns a table writes it",
+    "pass_process_seconds": "give it with --process-seconds SECONDS, the mean duration of a message",
     "set_separator": "set it first: strictq config QUEUE tenant_separator=/",
-    "lease_lost": "another consumer holds the key now and will process the message",
+    "lease_lost": "the message was settled by another process, or it is delivered again to the key's next consumer",
     "lease_over": "the message will be delivered again; use a longer --lease if processing takes that long",
     # Bugs of the command itself, about which its user can do nothing.
     "queue_closed": "",

@@ -248,7 +248,7 @@ def wait(queue: Path, timeout: float | None, as_json: bool) -> int:
 @seq_argument
 @id_options
 @key_type_option
-@click.option("--wait", type=Seconds(min=0), default=0.0, help="Wait up to this many seconds until the message has ended. [0]")
+@click.option("--wait", type=Seconds(min=0), default=0.0, help="Wait up to this many seconds until the message has ended.")
 @json_option
 def output(
     queue: Path,

@@ -117,7 +117,7 @@ def backup(queue: Path, target: Path, quiet: bool, as_json: bool) -> int:
         emit({**done.to_dict(), "seconds": time.monotonic() - started})
     elif not quiet:
         print(f"{printable(done.path)} is a copy of the queue as of {utc(done.at)} ({size(done.copied_bytes)})")
-        print("it can be opened for reading; to put it in service, run strictq adopt TARGET")
+        print(f"it can be opened for reading; to put it in service, run strictq adopt {printable(done.path)}")
     return OK
 
 

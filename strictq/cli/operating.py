@@ -216,7 +216,7 @@ def _set_paused(queue: Path, handler_type: str | None, paused: bool, quiet: bool
 @command(EXAMPLES["sideline"])
 @queue_argument
 @click.option(
-    "--older-than", type=Seconds(), metavar="SECONDS", help="Sideline messages sent more than this long ago. [default: 0]"
+    "--older-than", type=Seconds(min=0), metavar="SECONDS", help="Sideline messages sent more than this long ago. Default: 0."
 )
 @click.option("--end", is_flag=True, help="End it: the oldest message comes first again.")
 @quiet_option
@@ -325,7 +325,7 @@ def _settle(
     is_flag=True,
     help="Delete the records and kept outputs of finished messages as well. For records alone, use `strictq history purge`.",
 )
-@click.option("--older-than", type=Seconds(), metavar="SECONDS", help="Delete only messages sent more than this long ago.")
+@click.option("--older-than", type=Seconds(min=0), metavar="SECONDS", help="Delete only messages sent more than this long ago.")
 @click.option("--in-flight", is_flag=True, help="Delete messages in flight as well. Their leases end.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @quiet_option

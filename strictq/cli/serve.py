@@ -76,7 +76,8 @@ def serve(
     """
     what, directories = _parsed(words)
     if not directories and not (what == "sqs" and memory):
-        raise Failure("give a directory", USAGE, "or serve queues in memory: strictq serve sqs --memory")
+        hint = "or serve queues in memory: strictq serve sqs --memory" if what in ("sqs", "all") else ""
+        raise Failure("give a directory", USAGE, hint)
     for package in ("uvicorn", "httptools"):
         need(package, "server")
     # Imported late: they import uvicorn.

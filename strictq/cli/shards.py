@@ -61,10 +61,12 @@ HASH_DIGITS: Final = 16
 @command(EXAMPLES["advise"])
 @queue_argument
 @click.option(
-    "--drain-seconds", type=Seconds(), default=600.0, metavar="SECONDS", help="Process the backlog within this time. [600]"
+    "--drain-seconds", type=Seconds(min=0), default=600.0, metavar="SECONDS", help="Process the backlog within this time."
 )
-@click.option("--process-seconds", type=Seconds(), metavar="SECONDS", help="Mean duration of a message. [what workers learned]")
-@click.option("--sample-seconds", type=Seconds(), default=1.0, metavar="SECONDS", help="Count arrivals for this time. [1]")
+@click.option(
+    "--process-seconds", type=Seconds(min=0), metavar="SECONDS", help="Mean duration of a message. [what workers learned]"
+)
+@click.option("--sample-seconds", type=Seconds(min=0), default=1.0, metavar="SECONDS", help="Count arrivals for this time.")
 @json_option
 def advise(queue: Path, drain_seconds: float, process_seconds: float | None, sample_seconds: float, as_json: bool) -> int:
     """Show how many consumers keep up with what arrives, and what more of them would not help."""
@@ -145,8 +147,8 @@ long_pause_option: Final = click.option(
 
 @command(EXAMPLES["split"])
 @queue_argument
-@click.argument("shard", type=int, metavar="SHARD", help="Its number.")
-@click.option("--parts", type=int, default=2, metavar="N", help="Equal parts. All but one move to new shards. [2]")
+@click.argument("shard", type=int, metavar="SHARD", help="The number of the shard.")
+@click.option("--parts", type=int, default=2, metavar="N", help="Equal parts. All but one move to new shards.")
 @click.option("--at", metavar="HASH", help="The first hash that moves, instead of equal parts.")
 @long_pause_option
 @quiet_option

@@ -67,7 +67,7 @@ def _rate(value: float | None) -> str:
 
 @command(EXAMPLES["limit"])
 @queue_argument
-@click.argument("tenant")
+@click.argument("tenant", help="Its name. With an asterisk at the end, such as free-*: all names that begin so.")
 @click.option("--weight", type=float, metavar="NUMBER", help="Share while several tenants have messages, relative to 1.")
 @click.option("--max-depth", type=_COUNT, metavar="MESSAGES|none", help="Unresolved messages at which its sends are refused.")
 @click.option("--send-rate", type=_RATE, metavar="NUMBER|none", help="Messages per second that are accepted.")
@@ -85,7 +85,7 @@ def limit(
     queue: Path, tenant: str, weight: float | None, max_depth: Any, send_rate: Any, receive_rate: Any, burst: int | None,
     concurrency: Any, target_age_seconds: Any, paused: bool | None, remove: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Set limits of a tenant, or of all whose names begin with what precedes an asterisk. Without options, show them.
+    """Set the limits of a tenant. Without options, show them.
 
     Every process applies a change at once.
     """

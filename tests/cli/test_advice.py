@@ -28,8 +28,8 @@ OF_THE_COMMAND = "configuring.py"
 
 NO_COMMAND = frozenset(
     """
-    handler_shape encode_body convert_key total_seconds make_config
-    use_async_with consumer_name_taken pass_process_seconds use_ack transaction_of_key use_tx_methods stop_worker use_threads
+    handler_shape only_rows give_delivery encode_body convert_key total_seconds make_config
+    use_async_with consumer_name_taken use_ack transaction_of_key use_tx_methods stop_worker use_threads
     guard_main use_execute await_serve read_binary keyless_rows certificate_host executors_need_server option_path
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures

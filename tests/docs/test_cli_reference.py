@@ -68,6 +68,15 @@ def test_the_page_has_every_option_with_its_default() -> None:
     assert written == options(), "python -m tests.docs.test_cli_reference writes it"
 
 
+def test_each_argument_is_explained_and_each_default_is_shown_once() -> None:
+    root = app()
+    for name, command in commands(root, click.Context(root, info_name="strictq")):
+        for one in command.params:
+            _, shown = one.get_help_record(click.Context(command)) or ("", "" if getattr(one, "hidden", False) else "None")
+            assert "None" not in shown, f"{name} {one.name}: {shown}"
+            assert "]  [" not in shown or "[default: " not in shown, f"{name} {one.name}: {shown}"
+
+
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text.partition(f"\n{BEGINNING}")[0].rstrip() + f"\n\n{options()}", encoding="utf-8")

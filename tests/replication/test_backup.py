@@ -432,6 +432,7 @@ def test_the_command(q: Queue, tmp_path: Path) -> None:
     shown = json.loads(done.stdout)
     assert {"path", "queue_id", "history_id", "at", "copied_bytes", "seconds"} == shown.keys()
     assert bodies(tmp_path / "copy") == [b"1"]
+    assert f"run strictq adopt {tmp_path / 'third'}\n" in in_process("backup", q.path, str(tmp_path / "third")).stdout
     again = in_process("backup", q.path, str(tmp_path / "copy"))
     assert (again.exit_code, "exists; nothing was created" in again.stderr) == (2, True)
     assert in_process("backup", str(tmp_path / "none"), str(tmp_path / "other")).exit_code == 2

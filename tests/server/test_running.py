@@ -154,6 +154,7 @@ class TestCommand:
             return result.stderr
 
         assert "give a directory" in told()
+        assert "sqs" not in told("metrics")
         assert "there is no directory nothing" in told("metrics", "nothing")
         assert "metrics has no token" in told("metrics", path, "--host", "0.0.0.0", "--port", "0")
         keys = tmp_path / "keys"

@@ -671,6 +671,8 @@ def test_opening_with_the_number_of_shards_that_it_was_created_with(disk: Opener
     q.split(0)
     q.close()
     assert disk(shards=2).shards == 3
+    with pytest.raises(strictq.ConfigError, match="number of shards is 3, not 4; it was created with 2"):
+        disk(shards=4)
 
 
 def test_advice(q: Queue) -> None:

@@ -63,8 +63,9 @@ def test_a_held_message_is_settled_and_its_lease_ends(queue: Queue, verb: str, s
             d.ack, d.nack, lambda d=d: d.reject("no"), lambda d=d: d.extend(9.0), lambda d=d: d.defer(1.0),
         ]  # fmt: skip
         for late in settlements:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLost) as lost:
                 late()
+            assert "settled by another process" in lost.value.hint
     other.ack()
     again = q.receive(10)
     assert labels(again) == [("k", n) for n in (1, 2, 3, 4) if n != seq]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq import LeaseLost, Queue, StrictqError
+from strictq import InvalidArgument, LeaseLost, Queue, StrictqError
 from strictq._values.keys import Key
 from strictq.testing import FakeClock
 from tests.support.injection import record_app_schema
@@ -70,6 +70,13 @@ def test_an_exception_means_nothing_happened(ledger: Queue) -> None:
     assert d.key_state is None
     d.ack()
     assert ledger.send(b"", "next").seq == 1
+
+
+@pytest.mark.parametrize("given", ["k", ["a delivery"]], ids=["a key", "a list"])
+def test_what_is_not_a_delivery_is_told_the_other_arguments(q: Queue, given: Any) -> None:
+    with pytest.raises(InvalidArgument, match="expected a Delivery, not") as refused, q.transaction(given):
+        pass
+    assert "key=... or deliveries=[...]" in refused.value.hint
 
 
 def test_transaction_settles_its_delivery_once(q: Queue) -> None:

@@ -120,9 +120,10 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
     Raises:
         ConfigError: it does not agree; nothing changed.
     """
-    created = catalog.topology.created
-    if shards is not None and shards not in (created, len(catalog.topology)):
-        raise ConfigError(f"the queue's number of shards is {created}, not {shards}", hint=hints.LEAVE_SHARDS_OUT)
+    created, now = catalog.topology.created, len(catalog.topology)
+    if shards is not None and shards not in (created, now):
+        before = "" if created == now else f"; it was created with {created}"
+        raise ConfigError(f"the queue's number of shards is {now}, not {shards}{before}", hint=hints.LEAVE_SHARDS_OUT)
     if config is not None and (different := differences(catalog.config, config)):
         raise ConfigError(
             f"the queue is configured otherwise: {in_words(catalog.config, different)}; nothing was changed",

@@ -45,6 +45,11 @@ _FORBIDDEN_FUNCTIONS: Final = {"load_extension", "writefile", "readfile", "edit"
 _MISTAKES: Final = (
     apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.BindingsError,
 )  # fmt: skip
+_PERMITTED: Final = {
+    "read": ("read", hints.ONLY_READS),
+    "write": ("read and write rows of", hints.ONLY_ROWS),
+    "schema": ("define and fill", hints.ONLY_APP_TABLES),
+}
 
 
 class Guard:
@@ -77,10 +82,8 @@ class Guard:
             db.set_progress_handler(self._progress, _STEP_BLOCK)
             return Rows.of(db.execute(sql, params, can_cache=False))
         except apsw.AuthError:
-            raise InvalidArgument(
-                "this SQL uses more than the program's own app_* tables",
-                hint=hints.ONLY_APP_TABLES,
-            ) from None
+            verb, hint = _PERMITTED[mode]
+            raise InvalidArgument(f"this SQL does more than {verb} the program's own app_* tables", hint=hint) from None
         except apsw.InterruptError:
             raise InvalidArgument(f"this SQL took more than {STEPS_MAX:,} steps", hint=hints.SQL_TOO_LONG) from None
         except apsw.TooBigError:
