@@ -20,7 +20,8 @@ class Counters:
         polls: returns the number of long polls that wait. Set by the part that serves them.
         connections: number of open connections.
         connections_refused: number of connections that were closed because there were too many.
-        timeouts: number of connections that were closed because a request took too long to arrive.
+        timeouts: number of connections that were closed because a request took too long to arrive, or an answer to be read.
+        arriving_bytes: bytes of the requests that are incomplete now.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class Counters:
         self.connections = 0
         self.connections_refused = 0
         self.timeouts = 0
+        self.arriving_bytes = 0
 
     def answered(self, action: str, code: int, seconds: float) -> None:
         """Count a request that was answered, or that ended without an answer (code 499: the client has gone)."""

@@ -1,6 +1,7 @@
-"""uvicorn's HTTP protocol with limits: on the time a request takes to arrive, on its bytes, and on connections.
+"""uvicorn's HTTP protocol with limits: on the time in which a request arrives and an answer is read, on bytes and connections.
 
-uvicorn waits without limit for the rest of a request, so that a few thousand silent connections use up a server.
+uvicorn waits without limit for the rest of a request, and for the client to read an answer, so that a few thousand silent
+connections use up a server.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from .counters import Counters
 from .guard import is_loopback
 from .parts import BODY_BYTES_MAX, HEADERS_BYTES_MAX
 
-_TOO_MANY: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 21\r\nretry-after: 1\r\n"
-    b"connection: close\r\n\r\ntoo many connections\n"
+_BUSY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 19\r\nretry-after: 1\r\n"
+    b"connection: close\r\n\r\nthe server is busy\n"
 )
 
 
 @attrs.frozen(kw_only=True)
 class ConnectionLimits:
-    """ConnectionLimits of connections.
+    """Limits of connections.
 
     Attributes:
-        request_seconds: a request is complete this long after its first byte, or after the connection was made.
-        seconds_per_byte: added for each byte that arrived.
+        request_seconds: a request is complete this long after its first byte, or after the connection was made. The client reads
+            an answer in the same time.
+        seconds_per_byte: added for each byte that arrived, or that is not read.
+        arriving_bytes: most bytes of all incomplete requests. Beyond that, those with more than HEADERS_BYTES_MAX are refused.
         connections: most open connections.
         connections_per_address: most open connections of another machine.
     """
 
     request_seconds: float = 10.0
     seconds_per_byte: float = 1e-5
+    arriving_bytes: int = 256 << 20
     connections: int = 4096
     connections_per_address: int = 64
 
@@ -59,6 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._bytes_max = HEADERS_BYTES_MAX
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,15 +76,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limits.connections or (
             here > self.limits.connections_per_address and self._address and not is_loopback(self._address)
         ):
-            self.counters.connections_refused += 1
-            transport.write(_TOO_MANY)
-            transport.close()
+            self._refuse()
             return
         self._await_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_timer()
+        self._stop_unread()
+        self._note(0)
         self.counters.connections -= 1
         self.addresses[self._address] -= 1
         if not self.addresses[self._address]:
@@ -90,13 +95,15 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parse. If a request is incomplete then, it must be complete in time."""
         if self.transport.is_closing():
             return
-        self._bytes += len(data)
+        self._note(self._bytes + len(data))
         super().data_received(data)
         if not self._arriving:
-            self._bytes = 0
+            self._note(0)
             self._stop_timer()
         elif self._bytes > self._bytes_max:
             self.transport.close()
+        elif self.counters.arriving_bytes > self.limits.arriving_bytes and self._bytes > HEADERS_BYTES_MAX:
+            self._refuse()
         elif self._timer is None:
             self._await_rest()
 
@@ -115,6 +122,44 @@ class LimitedProtocol(HttpToolsProtocol):
         """Note the last byte of a request."""
         super().on_message_complete()
         self._arriving = False
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read its answer."""
+        super().pause_writing()
+        unread = self.transport.get_write_buffer_size()
+        self._stop_unread()
+        self._unread = self.loop.call_later(
+            self.limits.request_seconds + unread * self.limits.seconds_per_byte, self._abort_unread
+        )
+
+    def resume_writing(self) -> None:
+        """Note that the client has read."""
+        super().resume_writing()
+        self._stop_unread()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _abort_unread(self) -> None:
+        """Abort the connection. `close` would wait until the client has read everything."""
+        self._unread = None
+        self.counters.timeouts += 1
+        self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: uvicorn's text recommends a package that this server does not need."""
+
+    def _note(self, arrived: int) -> None:
+        """Note how many bytes of an incomplete request have arrived."""
+        self.counters.arriving_bytes += arrived - self._bytes
+        self._bytes = arrived
+
+    def _refuse(self) -> None:
+        self.counters.connections_refused += 1
+        self.transport.write(_BUSY)
+        self.transport.close()
 
     def _await_rest(self) -> None:
         self._began = self.loop.time()

@@ -9,13 +9,27 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
 
-from .parts import BODY_BYTES_MAX, HEADERS_BYTES_MAX, Headers, Receive, Scope, Send, ServerSettings, body_of, header, respond
+from .parts import (
+    BODY_BYTES_MAX,
+    HEADERS_BYTES_MAX,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    ServerSettings,
+    body_of,
+    fields_of,
+    header,
+    respond,
+)
 
 SIGN_IN: Final = "/sign-in"
+_HOST: Final = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9A-Za-z_-][0-9A-Za-z._-]{0,252}))(?::[0-9]{0,5})?")
+"""An address of version 6 in brackets, or another address or a name; and a port. Answers contain it, in URLs of queues."""
 _OWN_SITES: Final = frozenset((b"none", b"same-origin"))
 _PAGE_HEADERS: Final = (
     (b"content-security-policy", b"default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"),
@@ -110,12 +124,10 @@ class RequestGuard:
         return known
 
     def _is_own_name(self, host: bytes) -> bool:
-        try:
-            name = (urlsplit("//" + host.decode("ascii")).hostname or "").rstrip(".")
-        except ValueError:
+        found = _HOST.fullmatch(host)
+        if found is None:
             return False
-        if not name:
-            return False
+        name = (found[1] or found[2]).decode().lower().rstrip(".")
         try:
             ipaddress.ip_address(name)
         except ValueError:
@@ -159,7 +171,7 @@ class RequestGuard:
         body = await body_of(receive)
         if body is None:
             return
-        given = parse_qs(body.decode("latin-1"), max_num_fields=10).get("token", [""])[0] if scope["method"] == "POST" else ""
+        given = fields_of(body).get("token", "") if scope["method"] == "POST" else ""
         if self._token is None or not hmac.compare_digest(given.encode(), self._token):
             await self.ask(scope, send, why="This is not the token." if given else "A token is needed.")
             return

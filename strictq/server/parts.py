@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import parse_qsl
 
 import attrs
 
@@ -19,6 +20,8 @@ Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 HEADERS_BYTES_MAX: Final = 64 << 10
 BODY_BYTES_MAX: Final = 8 << 20
+FIELDS_MAX: Final = 20
+"""Most fields of a query of the console, or of the form that signs in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -161,6 +164,14 @@ async def respond(
         "headers": [(b"content-type", content_type), (b"content-length", length), *headers],
     })  # fmt: skip
     await send({"type": "http.response.body", "body": body})
+
+
+def fields_of(text: bytes) -> dict[str, str]:
+    """Return the fields of a query string or of a form. It has none if it has more than FIELDS_MAX."""
+    try:
+        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        return {}
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from .._platform.log import log
 from .._values.errors import QueueNotFound, StrictqError
 from ..opening import open as open_queue
 from ..queue import Queue
@@ -34,6 +35,7 @@ class Queues:
         self._names: dict[Path, str] = {}
         self._lent: dict[str, Queue] = {}
         self._looks: dict[Path, tuple[tuple[int, int], Queue]] = {}
+        self._unreadable: set[Path] = set()
         self._lock = threading.Lock()
 
     def name(self, path: Path, name: str) -> None:
@@ -61,10 +63,16 @@ class Queues:
     def _found(self) -> Iterator[Path]:
         for given in self._directories:
             directory = given.absolute()
-            if is_queue(directory):
-                yield directory
-            elif directory.is_dir():
-                yield from sorted(filter(is_queue, directory.iterdir()))
+            try:
+                if is_queue(directory):
+                    yield directory
+                elif directory.is_dir():
+                    yield from sorted(filter(is_queue, directory.iterdir()))
+                self._unreadable.discard(directory)
+            except OSError as e:  # it was removed meanwhile, or may not be read
+                if directory not in self._unreadable:
+                    log.warning("the queues in %s are not shown: %s", directory, e)
+                self._unreadable.add(directory)
 
     def look(self, name: str) -> Queue:
         """Return a queue to look at: the one that was lent, or its directory opened read-only. Do not close it.

@@ -63,8 +63,16 @@ class Transport:
     def __init__(self, address: str = "127.0.0.1") -> None:
         self.address = address
         self.closed = False
+        self.aborted = False
         self.written = b""
+        self.unread = 0
         self.paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = self.closed = True
 
     def get_extra_info(self, name: str) -> Any:
         return {"peername": (self.address, 5), "sockname": ("127.0.0.1", 80)}.get(name)
@@ -193,6 +201,44 @@ def test_an_endless_head_is_closed_without_waiting(connected: Fixture) -> None:
     written = transport.written
     protocol.data_received(b"more")
     assert transport.written == written
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(connected: Fixture) -> None:
+    server, transport, protocol = connected
+    protocol.data_received(WHOLE[:-2])
+    transport.unread = 5
+    protocol.pause_writing()
+    server.loop.advance(14.0)
+    protocol.resume_writing()
+    protocol.pause_writing()
+    server.loop.advance(14.0)
+    assert not transport.aborted
+    server.loop.advance(2.0)
+    assert transport.aborted
+
+
+def test_large_requests_that_arrive_at_once_are_bounded_and_small_ones_are_not() -> None:
+    async def run() -> None:
+        server = Connected(ConnectionLimits(arriving_bytes=2 * HEADERS_BYTES_MAX))
+        head = HEAD.replace(b"content-length: 4", b"content-length: 4000000")
+
+        def large() -> tuple[Transport, LimitedProtocol]:
+            transport = Transport()
+            protocol = server.connect(transport)
+            protocol.data_received(head)
+            protocol.data_received(b"x" * (HEADERS_BYTES_MAX + 1))
+            return transport, protocol
+
+        (first, _), (second, of_second) = large(), large()
+        assert (first.closed, second.closed) == (False, True)
+        assert second.written.startswith(b"HTTP/1.1 503 ")
+        small = Transport()
+        server.connect(small).data_received(HEAD)
+        assert not small.closed
+        of_second.connection_lost(None)
+        assert server.counters.arriving_bytes == len(head) + HEADERS_BYTES_MAX + 1 + len(HEAD)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(("address", "refused"), [("127.0.0.1", False), ("::1", False), ("192.0.2.1", True)])

@@ -37,8 +37,10 @@ class TestHosts:
         assert answer(application(host_names=("Own.Example",)), headers={"host": host}).status == 200
 
     @pytest.mark.parametrize(
-        "host", ["evil.example", "evil.example:9324", "127.0.0.1.evil.example", "localhost.evil.example", "", ":1", "[", "\xe9"]
-    )
+        "host", ["evil.example", "evil.example:9324", "127.0.0.1.evil.example", "localhost.evil.example", "", ":1", "[", "\xe9",
+                 "evil.example@localhost", "localhost/evil.example", "localhost?", 'a"><b>', "localhost:x",
+                 "[::1", "[::1%25eth0]"],
+    )  # fmt: skip
     def test_a_rebound_name_is_refused(self, host: str) -> None:
         echo = Echo()
         found = answer(application(echo), headers={"host": host})
@@ -119,6 +121,10 @@ class TestToken:
         assert answer(app, headers={"cookie": f"other=1; {cookie}"}).status == 200
         assert answer(app, headers={"cookie": cookie[:-1] + "x"}).status == 403
         assert answer(application(token=TOKEN + "2"), headers={"cookie": cookie}).status == 403
+
+    def test_a_form_with_many_fields_is_refused(self) -> None:
+        found = answer(application(token=TOKEN), "/sign-in", "POST", body=b"&".join([b"token=" + TOKEN.encode()] * 1000))
+        assert (found.status, "set-cookie" in found.headers) == (403, False)
 
     def test_a_page_of_another_origin_cannot_sign_in(self) -> None:
         app = application(token=TOKEN)

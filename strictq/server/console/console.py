@@ -12,13 +12,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 from ..._platform.log import Log
 from ..._values.errors import InvalidArgument, QueueNotFound, StrictqError
 from ...opening import open as open_queue
 from ...queue import Queue
-from ..parts import Receive, Scope, Send, ServerContext, body_of, header, respond
+from ..parts import Receive, Scope, Send, ServerContext, body_of, fields_of, header, respond
 from .actions import ACTIONS
 from .sampler import PATIENCE, Sampler, Series
 from .views import READ_ALL, VIEWS, failure, for_page, sqs
@@ -115,7 +114,7 @@ class Console:
     # ---- views
 
     async def _view(self, name: str, scope: Scope, send: Send) -> None:
-        arguments = _arguments(scope)
+        arguments = fields_of(scope["query_string"])
         try:
             if name == "queues":
                 found: dict[str, Any] = {"queues": self._names(), "actions": self._actions}
@@ -176,7 +175,7 @@ class Console:
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the samples of a queue until the client leaves, or the server stops."""
-        name = _arguments(scope).get("queue", "")
+        name = fields_of(scope["query_string"]).get("queue", "")
         series = self._sampler.series.get(name)
         if series is None:
             await _answer(send, 404, {"error": f"there is no queue {name!r} on this server"})
@@ -261,11 +260,7 @@ class Console:
         who = (scope.get("client") or ("unknown",))[0]
         what = json.dumps(given, sort_keys=True)[:500]
         self._done.append({"at": time.time(), "who": who, "queue": queue, "action": name, "given": what, "said": said})
-        log.warning("%s by %s on %s: %s: %s", name, who, queue, what, said)
-
-
-def _arguments(scope: Scope) -> dict[str, str]:
-    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=20))
+        log.warning("%s by %s on %r: %s: %s", name, who, queue, what, said)
 
 
 def _object(body: bytes) -> dict[str, Any]:

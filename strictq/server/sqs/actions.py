@@ -165,7 +165,7 @@ class Actions:
             self._catalogue.entries.pop(entry.name, None)
             await self.queues.drop(entry)
             await self._on_disk(partial(self._catalogue.remove, entry))
-            self._deleted[entry.name] = time.monotonic()
+            self._note_minute(self._deleted, entry.name)
             self._purged.pop(entry.name, None)
         return {}
 
@@ -177,6 +177,10 @@ class Actions:
             del since[other]
         if name in since:
             raise SqsError(code, message)
+
+    def _note_minute(self, since: dict[str, float], name: str) -> None:
+        if self._waits:
+            since[name] = time.monotonic()
 
     async def get_queue_url(self, parameters: Parameters, caller: Caller) -> Answer:
         if parameters["QueueName"] not in self._catalogue.entries:
@@ -233,7 +237,7 @@ class Actions:
         self._require_minute(
             self._purged, name, "PurgeQueueInProgress", f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
         )
-        self._purged[name] = time.monotonic()
+        self._note_minute(self._purged, name)
         await opened.calls.run(opened.served.purge)
         return {}
 

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,6 +30,7 @@ from .sigv4 import NotSigned, verify
 
 PATH: Final = re.compile(r"/(?:(?!console/)[0-9A-Za-z-]+/[0-9A-Za-z_-]{1,80}(?:\.fifo)?/?)?")
 """The root, or the path of a queue's URL. Those of the console are not."""
+LARGE_BYTES: Final = 128 << 10
 RESETS: Final = ("/_strictq/reset", "/moto-api/reset")
 TOO_LARGE: Final = SqsError("RequestEntityTooLarge", "The request is too large.", 413)
 _WORDS: Final = re.compile(r"(?<!^)(?=[A-Z])")
@@ -192,10 +194,10 @@ class Endpoint:
                 target, written = b"", b"{}"
             else:
                 self._check_signature(scope, body)
-                if target is not None:
-                    action, parameters = self._from_json(target, body)
-                else:
-                    action, parameters = self._from_form(scope, body)
+                read = partial(self._from_form, scope) if target is None else partial(self._from_json, target)
+                # Escapes of a large form take a second, in which no other request would be answered.
+                action, parameters = read(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(read, body)
+                body = b""  # a poll waits for long
                 scope["action"] = action
                 act = self._acts[action]
                 answer = await act(parameters, Caller(base, receive))

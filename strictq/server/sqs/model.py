@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,8 @@ Check = Callable[[Any], Any]
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER_MAX: Final = 10**18
+MEMBERS_MAX: Final = 2_000
+"""Most members of a list or a map. The largest that SQS accepts are far smaller, and are checked later."""
 
 
 class Action(NamedTuple):
@@ -133,10 +135,16 @@ _SCALARS: Final[Mapping[str, Check]] = {
 }  # fmt: skip
 
 
+def _require_few(members: Sized) -> None:
+    if len(members) > MEMBERS_MAX:
+        raise SqsError("MalformedInput", f"A list or a map has more than {MEMBERS_MAX:,} members.")
+
+
 def _list(member: Check) -> Check:
     def check(value: Any) -> list[Any]:
         if type(value) is not list:
             raise _wrong("A list")
+        _require_few(value)
         return [member(each) for each in value]
 
     return check
@@ -146,6 +154,7 @@ def _map(member: Check) -> Check:
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wrong("A map")
+        _require_few(value)
         return {_string(name): member(each) for name, each in value.items() if each is not None}
 
     return check

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from ..._platform.clock import Clock
+from ..._platform.clock import MICROSECONDS, Clock
 from ..._values.errors import StrictqError
 from . import received
 from .catalogue import MOVES_KEPT, Catalogue, Entry
@@ -22,6 +22,7 @@ RUNNING, COMPLETED, CANCELLED, FAILED = "RUNNING", "COMPLETED", "CANCELLED", "FA
 RATE_MAX: Final = 500
 RESULTS_MAX: Final = 10
 HIDDEN_SECONDS: Final = 60
+LOOK_AGAIN_SECONDS: Final = 0.1
 NO_RESOURCE: Final = "The resource that you specified for the {name} parameter doesn't exist."
 
 Store = Callable[..., Awaitable[None]]
@@ -43,7 +44,7 @@ class Moves:
         for entry in self._catalogue.entries.values():
             for task in entry.moves:
                 if task["Status"] == RUNNING:
-                    self._begin(entry, task)
+                    self._begin(entry, task, resumed=True)
 
     async def start(self, parameters: Mapping[str, Any]) -> str:
         """Start a task. Return its handle."""
@@ -60,8 +61,7 @@ class Moves:
             raise invalid(
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
             )
-        opened = await self._queues.get(source)
-        visible, _, _ = await opened.calls.run(opened.served.counts)
+        visible, _, _ = await self._counts(source)
         task = {
             "TaskHandle": _handle(source.arn),
             "Status": RUNNING,
@@ -114,20 +114,32 @@ class Moves:
 
     # ---- running
 
-    def _begin(self, entry: Entry, task: dict[str, Any]) -> None:
+    async def _counts(self, entry: Entry) -> tuple[int, int, int]:
+        opened = await self._queues.get(entry)
+        return await opened.calls.run(opened.served.counts)
+
+    def _begin(self, entry: Entry, task: dict[str, Any], *, resumed: bool = False) -> None:
         handle = task["TaskHandle"]
-        running = self._running[handle] = asyncio.get_running_loop().create_task(self._run(entry, task))
+        running = self._running[handle] = asyncio.get_running_loop().create_task(self._run(entry, task, resumed=resumed))
         running.add_done_callback(lambda _: self._running.pop(handle, None))
 
-    async def _run(self, entry: Entry, task: dict[str, Any]) -> None:
+    async def _run(self, entry: Entry, task: dict[str, Any], *, resumed: bool) -> None:
         rate = task["MaxNumberOfMessagesPerSecond"]
         wanted = Wanted(1 if rate else 10, HIDDEN_SECONDS)
+        hidden_until = self._clock.boot() + HIDDEN_SECONDS * MICROSECONDS if resumed else 0
         try:
+            if resumed:
+                left = task["ApproximateNumberOfMessagesToMove"] - sum(await self._counts(entry))
+                task["ApproximateNumberOfMessagesMoved"] = max(task["ApproximateNumberOfMessagesMoved"], left)
             while task["Status"] == RUNNING and self._catalogue.entries.get(entry.name) is entry:
                 began = time.monotonic()
                 source = await self._queues.get(entry)
                 taken = await source.calls.run(source.served.receive, wanted)
                 if not taken:
+                    # What the interrupted process had received becomes visible later, and the rest of its groups with it.
+                    if self._clock.boot() < hidden_until and (await self._counts(entry))[1]:
+                        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                        continue
                     await self._end(entry, task, COMPLETED)
                     return
                 await self._move(source, task, taken)

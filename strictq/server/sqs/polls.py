@@ -11,7 +11,7 @@ from ..._platform.clock import MICROSECONDS
 from .calls import QueueCalls
 from .received import Taken, Wanted
 
-LOOK_AGAIN_SECONDS: Final = 10.0
+LOOK_AGAIN_SECONDS: Final = 20.0
 """How often to look in any case: another process may have changed the queue without a signal. Upkeep notices dead ones."""
 
 
@@ -30,6 +30,7 @@ class Polls:
         self._queue = calls.queue
         self._waiting: dict[asyncio.Future[list[Taken]], tuple[Wanted, int]] = {}
         self._wake = asyncio.Event()
+        self._changes = 0
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -44,7 +45,9 @@ class Polls:
         Raises:
             ClientGone: it has gone.
         """
+        seen: object = None
         if not self._waiting or not wait_seconds:
+            seen = self._seen()
             got = await self._calls.run(self._queue.receive, wanted)
             if got or not wait_seconds or self._ended:
                 return got
@@ -54,7 +57,7 @@ class Polls:
         timer = loop.call_later(wait_seconds, _end, poll)
         leaving = loop.create_task(_end_when(gone, poll))
         if self._task is None:
-            self._task = loop.create_task(self._serve())
+            self._task = loop.create_task(self._serve(seen))
         try:
             got = await poll
             if leaving.done():
@@ -81,7 +84,12 @@ class Polls:
 
     def changed(self) -> None:
         """Look again: something may have become visible."""
+        self._changes += 1
         self._wake.set()
+
+    def _seen(self) -> object:
+        """Return a value that changes when something may have become visible by a call."""
+        return self._changes, self._queue.seen()
 
     def end(self) -> None:
         """Answer all polls now, and later ones at once."""
@@ -90,13 +98,20 @@ class Polls:
             _end(poll)
         self._wake.set()
 
-    async def _serve(self) -> None:
+    async def _serve(self, seen: object) -> None:
+        """Serve the polls until there is none.
+
+        Args:
+            seen: the value of `_seen` before a receive that found nothing. If it is the same, the first look is not needed.
+        """
         loop = asyncio.get_running_loop()
         try:
             with self._queue.watched(self._wake_from_any_thread(loop)) as most:
                 while self._waiting:
                     self._wake.clear()
-                    await self._look()
+                    if self._seen() != seen:
+                        await self._look()
+                    seen = None
                     now = self._queue.now()
                     for poll in [poll for poll, (_, until) in self._waiting.items() if until <= now]:
                         _end(poll)

@@ -103,6 +103,10 @@ class ServedQueue(ABC):
         finally:
             waker.unlisten(changed)
 
+    def seen(self) -> object:
+        """Return a value that changes when a message may have become visible by a call of any process."""
+        return self.q._storage.waker.seen()
+
     def seconds_until_due(self) -> float | None:
         """Return the seconds until a message becomes visible by itself, after a receive that found none; None: none will."""
         soonest, table = self._soonest, self.due()

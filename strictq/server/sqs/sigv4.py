@@ -69,7 +69,8 @@ def verify(
     secret = secrets.get(access)
     if secret is None:
         raise NotSigned("InvalidClientTokenId")
-    if "host" not in signed or end != "aws4_request" or not stamp.startswith(date):
+    required = {"host", *(name for name in given if name.startswith("x-amz-"))}  # an action that is not signed could be changed
+    if not required.issubset(signed) or end != "aws4_request" or not stamp.startswith(date):
         raise NotSigned("IncompleteSignature")
     if abs((time.time() if now is None else now) - at) > SKEW_SECONDS:
         raise NotSigned("RequestExpired")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,5 +175,32 @@ def test_a_queue_that_cannot_be_read_is_told(place: Path) -> None:
         task = asyncio.create_task(sampler.run())
         await until(lambda: "bad" in sampler.series and sampler.series["bad"].error)
         task.cancel()
+
+    asyncio.run(work())
+
+
+def test_a_directory_that_disappears_while_it_is_read_ends_no_sampling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [True]
+    read = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == place and gone:
+            raise FileNotFoundError(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    strictq.open(place / "orders.strictq", durability="process").close()
+
+    async def work() -> None:
+        queues = Queues((place,))
+        sampler = Sampler(queues)
+        task = asyncio.create_task(sampler.run())
+        monkeypatch.setattr(_sampler, "UNWATCHED_SECONDS", 0.01)
+        assert queues.paths() == {}
+        gone.clear()
+        await until(lambda: "orders" in sampler.series)
+        assert not task.done()
+        task.cancel()
+        queues.close()
 
     asyncio.run(work())

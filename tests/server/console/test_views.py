@@ -268,6 +268,17 @@ def test_without_allow_actions_nothing_is_changed_and_the_queue_is_read_only(q: 
     assert q.stats().dead == 1
 
 
+def test_a_query_with_many_fields_is_no_internal_failure(q: strictq.Queue, path: Path) -> None:
+    console = Console(path)
+    many = {f"field{n}": "1" for n in range(100)}
+
+    async def work() -> None:
+        assert (await console.get("/console/api/lanes", queue="orders", **many)).status == 404
+        assert (await console.get("/console/events", queue="orders", **many)).status == 404
+
+    console.run(work())
+
+
 def test_actions_need_the_page_and_json(q: strictq.Queue, path: Path) -> None:
     console = Console(path, allow_actions=True)
 
@@ -349,7 +360,7 @@ def test_actions_say_what_they_changed_and_are_logged(q: strictq.Queue, path: Pa
         assert any(one["said"].startswith("failed: ") for one in done)
 
     console.run(work())
-    assert any("hold by 127.0.0.1 on orders" in record.getMessage() for record in caplog.records)
+    assert any("hold by 127.0.0.1 on 'orders'" in record.getMessage() for record in caplog.records)
 
 
 def test_a_queue_in_memory_is_shown_and_changed() -> None:

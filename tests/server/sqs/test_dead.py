@@ -216,6 +216,40 @@ def test_a_move_goes_on_after_a_crash(disk: Caller) -> None:
     assert sorted(int(m["Body"]) for m in got) == list(range(25))
 
 
+def test_a_move_waits_for_what_the_interrupted_server_had_received(disk: Caller) -> None:
+    c = disk
+    _, dead = with_dead(c, True)
+    other = c.fifo("other.fifo")
+    for i in range(6):
+        c.send(dead, str(i), f"g{i % 2}")
+    assert bodies(c.receive(dead, 1, VisibilityTimeout=50)) == ["0"]  # as a move does: the rest of the group waits, too
+    c.call("StartMessageMoveTask", SourceArn=arn(c, dead), DestinationArn=arn(c, other))
+    c.crash()
+
+    async def moved(n: int) -> list[str]:
+        got: list[str] = []
+        while len(got) < n:
+            answer = await c.acall("ReceiveMessage", QueueUrl=other, MaxNumberOfMessages=10, VisibilityTimeout=600)
+            got += bodies(answer.get("Messages", []))
+            await asyncio.sleep(0.001)
+        return got
+
+    source = arn(c, dead)
+    assert c.run(asyncio.wait_for(moved(3), 30)) == ["1", "3", "5"]
+    assert c.call("ListMessageMoveTasks", SourceArn=source)["Results"][0]["Status"] == "RUNNING"
+    c.clock.advance(50.0)
+    assert c.run(asyncio.wait_for(moved(3), 30)) == ["0", "2", "4"]
+
+    async def ended() -> int:
+        while True:
+            task = (await c.acall("ListMessageMoveTasks", SourceArn=source))["Results"][0]
+            if task["Status"] == "COMPLETED":
+                return int(task["ApproximateNumberOfMessagesMoved"])
+            await asyncio.sleep(0.001)
+
+    assert c.run(asyncio.wait_for(ended(), 30)) >= 3
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [

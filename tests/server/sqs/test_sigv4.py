@@ -73,6 +73,7 @@ def changed(name: bytes, value: bytes | None) -> Callable[[Request], Request]:
         (changed(b"x-amz-date", b"20260101T000000Z"), "IncompleteSignature"),
         (changed(b"host", b"localhost:9325"), "SignatureDoesNotMatch"),
         (changed(b"x-amz-target", b"AmazonSQS.DeleteQueue"), "SignatureDoesNotMatch"),
+        (changed(b"x-amz-more", b"not signed"), "IncompleteSignature"),
         (lambda request: (*request[:4], b"{}"), "SignatureDoesNotMatch"),
         (lambda request: ("GET", *request[1:]), "SignatureDoesNotMatch"),
         (lambda _: signed(secret="guess"), "SignatureDoesNotMatch"),

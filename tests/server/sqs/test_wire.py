@@ -13,7 +13,7 @@ import pytest
 from strictq.server.sqs import wire
 from strictq.server.sqs.errors import SqsError
 from strictq.server.sqs.model import model
-from tests.server.sqs.asgi import Caller, calling
+from tests.server.sqs.asgi import Caller, SqsRefused, calling
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,13 @@ def test_a_form_that_is_no_request_is_refused(c: Caller, text: str) -> None:
     status, _, answer = c.run(c.request("POST", "/", text.encode(), {}))
     assert status == 400
     assert tree(answer).find("Error") is not None
+
+
+@pytest.mark.parametrize("member", ["AttributeNames", "MessageAttributeNames", "MessageSystemAttributeNames"])
+def test_a_list_beyond_any_use_is_refused(c: Caller, member: str) -> None:
+    url = c.standard()
+    with pytest.raises(SqsRefused, match="MalformedInput"):
+        c.call("ReceiveMessage", QueueUrl=url, **{member: ["All"] * 2_001})
 
 
 def test_a_body_beyond_the_limit_is_refused(c: Caller) -> None:
