@@ -113,7 +113,7 @@ SELECT id, sent_at FROM message WHERE id >= ? ORDER BY id LIMIT 1;
 
 -- name: sent_at
 -- log_rows: when messages were sent. Takes their arrival numbers as an array. Index: rowid.
-SELECT m.sent_at FROM carray(?) c CROSS JOIN message m ON m.id = c.value;
+SELECT m.id, m.sent_at FROM carray(?) c CROSS JOIN message m ON m.id = c.value;
 
 -- name: sizes
 -- log_rows: the bytes of bodies and options of messages, in the order of their arrival numbers, which it takes as an array.

@@ -35,6 +35,10 @@ SELECT n, c1 FROM parcel WHERE number = ? AND kind = ? ORDER BY n LIMIT 2;
 -- parcels.sweep: one of these rows. Takes number, kind and n. Index: primary key.
 DELETE FROM parcel WHERE number = ? AND kind = ? AND n = ?;
 
+-- name: arrivals
+-- moving.arrivals: how many parcels have arrived, and more. Takes the names under which their numbers are noted. Scans the table.
+SELECT coalesce(sum(high_water), 0) FROM inlet WHERE origin GLOB ?;
+
 -- name: keys_after
 -- moving.leave: some lanes, by key. Takes the last key that was read, and how many. Index: primary key.
 SELECT key, tail - first + 1, deadline FROM lane WHERE key > ?1 ORDER BY key LIMIT ?2;

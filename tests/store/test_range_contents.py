@@ -294,6 +294,19 @@ def test_a_receipt_names_the_shard_where_the_message_is(disk: Opener) -> None:
     assert {third.status(receipt).state for receipt in sent} == {"ready"}
 
 
+def test_messages_of_a_time_are_purged_where_others_arrived_later(disk: Opener, clock: FakeClock) -> None:
+    """Arrival numbers do not ascend with times any more."""
+    q = disk(shards=2)
+    q.send_many([Message(b"old", key=f"old-{n}") for n in range(20)])
+    clock.advance(1000.0)
+    q.send_many([Message(b"new", key=f"{age}-{n}") for n in range(20) for age in ("old", "new")])
+    q.merge(0, into=1)
+    assert q.purge("old-0", older_than=500.0) == 1
+    assert q.purge(older_than=500.0) == 19
+    assert {d.body for d in q.receive(100)} == {b"new"}
+    assert q.stats().depth == 40
+
+
 def test_the_receipt_of_a_keyless_message_that_has_moved(disk: Opener) -> None:
     q = disk(keyless="random", output_seconds=100.0)
     sent = q.send_many([Message(b"", key=None) for _ in range(40)])

@@ -181,6 +181,7 @@ def test_a_key_that_was_forgotten_before_its_range_moved(disk: Opener, clock: Fa
 
 def begin(q: Queue) -> None:
     """Begin to move the range to a new shard, and stop before any lane leaves, as if the mover had died."""
+    store_of(q)._upkeep.stop()  # it would finish the move
     with unfinished():
         q.move(LO, HI, to=None)
     assert q.topology().moving is not None
@@ -282,21 +283,22 @@ def test_the_mover_dies_at_any_statement(place: Path, clock: FakeClock) -> None:
         die_and_go_on(place, clock, n)
 
 
-def stop_at(q: Queue, step: str, *, lo: int = LO, hi: int = HI) -> None:
-    """Move a range to a new shard, and stop at a step of its first parcel, as if the mover had died."""
+def stop_at(q: Queue, step: str, *, lo: int = LO, hi: int = HI, to: int | None = None, source: int = 0) -> None:
+    """Move a range, to a new shard if none is named, and stop at a step of its first parcel, as if the mover had died."""
 
     def die(*_: object) -> None:
         raise Killed
 
+    store_of(q)._upkeep.stop()  # it would finish the move
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
         patch.setattr(steps, step, die)
-        q.move(lo, hi, to=None)
+        q.move(lo, hi, to=to)
     assert q.topology().moving is not None
-    assert parcels_of(q), "lanes are on their way"
+    assert parcels_of(q, source), "lanes are on their way"
 
 
-def parcels_of(q: Queue) -> list[int]:
-    return store_of(q).shards[0].read(parcels.numbers)
+def parcels_of(q: Queue, shard: int = 0) -> list[int]:
+    return store_of(q).shards[shard].read(parcels.numbers)
 
 
 @pytest.mark.parametrize("step", ["arrive", "sweep"])
@@ -409,11 +411,14 @@ def test_a_key_that_is_new_while_a_cancelled_move_comes_back(q: Queue, clock: Fa
     assert q.check() == []
 
 
+@pytest.mark.parametrize("source", [0, 1])
 @pytest.mark.parametrize("n", range(1, 7))
-def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int) -> None:
-    """It dies behind its n-th transaction."""
+def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int, source: int) -> None:
+    """It dies behind its n-th transaction. The shard that the range leaves is the first one, or the second one."""
     prepare(q, clock)
-    stop_at(q, "sweep")
+    if source:
+        q.move(0, HI, to=None)
+    stop_at(q, "sweep", to=0 if source else None, source=source)
     before = seen(q)
     count = [0]
 
@@ -432,8 +437,57 @@ def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int) -> N
         assert q.send(b"new", key=f"new-{key}").seq == 2
         q.purge(f"new-{key}")
     assert q.topology().moving is None
+    assert [shard.retired for shard in q.topology().shards] == [source == 1, source == 0]
+    assert seen(q) == before
+    assert q.check() == []
+
+
+def test_a_move_is_cancelled_again_and_again(q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(q, clock)
+    before = seen(q)
+    monkeypatch.setattr(steps, "LANES_MAX", 3)
+    cancelled: list[bool] = []
+
+    def cancel() -> None:
+        if q.topology().shards[-1].lanes and q.topology().moving is not None:
+            cancelled.append(q.cancel_move())
+
+    with pytest.raises(MoveBlocked, match="cancelled"), after_each_commit(cancel):
+        q.move(LO, HI, to=None)
+    assert len(cancelled) > 3
+    assert not q.cancel_move()
     assert [shard.retired for shard in q.topology().shards] == [False, True]
     assert seen(q) == before
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("to", ["arrived", "on its way"])
+def test_a_verb_over_all_keys_finds_those_that_move_meanwhile(disk: Opener, clock: FakeClock, to: str) -> None:
+    """The keys of shard 1 move to shard 0 once the verb has been there."""
+    q = disk(shards=2)
+    verbs: list[Callable[[], int]] = [q.redrive, lambda: q.purge(older_than=10.0), q.purge, lambda: q.purge(dead=True)]
+    for verb in verbs:
+        for key in KEYS:
+            fill(q, key, 2)
+            q.reject(key, q.explain(key).head_seq or 0, "bad", force=True)
+        clock.advance(20.0)
+        moved: list[int] = []
+
+        def move(moved: list[int] = moved) -> None:
+            if not moved:
+                moved.append(1)
+                if to == "arrived":
+                    q.merge(1, into=0)
+                else:
+                    stop_at(q, "arrive", lo=1 << 63, to=0, source=1)
+
+        expected = q.stats()
+        with after_each_commit(move):
+            n = verb()
+        finish(q)
+        assert n == {0: expected.dead, 3: expected.depth + expected.dead}.get(verbs.index(verb), expected.depth)
+        q.purge(dead=True)
+        q.move(1 << 63, HI, to=1)
     assert q.check() == []
 
 

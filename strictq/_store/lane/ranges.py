@@ -22,6 +22,8 @@ NOWHERE: Final = -1
 Span = tuple[int, int]
 """The first and the last hash of an interval."""
 _LAST: Final = (1 << 64) - 1
+_BACK: Final = "-back"
+"""The end of the name of a move that brings back what has left."""
 
 
 @attrs.frozen
@@ -52,7 +54,12 @@ class Passage:
         Args:
             shard: the other one, for the shard that is to have it.
         """
-        return Passage(f"{self.move}-back", self.lo, self.hi, shard)
+        return Passage(f"{self.move}{_BACK}", self.lo, self.hi, shard)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether this brings everything back of a move that was cancelled."""
+        return self.move.endswith(_BACK)
 
 
 class Rerouted(StrictqError):

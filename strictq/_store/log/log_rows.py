@@ -129,7 +129,9 @@ class LogRows:
         return {row[M_ID]: row for row in in_parts(self._run, _WHOLE, wanted)}
 
     def sent_before(self, at: int, top: int) -> int:
-        """Return the arrival number up to which messages were sent before a queue time. Times ascend with arrival numbers.
+        """Return the arrival number up to which messages were sent before a queue time.
+
+        Times ascend with arrival numbers, except those of lanes that came from other shards. So this is a hint if ranges moved.
 
         Args:
             top: the newest message.
@@ -144,11 +146,11 @@ class LogRows:
                 low = found[0]
         return low
 
-    def sent_at(self, arrivals: Sequence[int]) -> list[int]:
+    def sent_at(self, arrivals: Sequence[int]) -> dict[int, int]:
         """Return when messages were sent. Those that were deleted are missing."""
         if not arrivals:
-            return []  # an array of SQLite must have a value
-        return [at for (at,) in self._run(LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall()]
+            return {}  # an array of SQLite must have a value
+        return dict(self._run(LOG.sent_at, (apsw.carray(array("q", arrivals)),)).fetchall())
 
     def sizes(self, arrivals: Sequence[int]) -> list[int]:
         """Return the bytes of bodies and options of messages, in their order. Those that were deleted have none."""

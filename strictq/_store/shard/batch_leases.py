@@ -108,7 +108,7 @@ def oldest(store: ShardLanes, token: int, most: int) -> int | None:
         most: how many lanes to read.
     """
     heads = [left[0][1] for lane in leased(store, token, most) if (left := lane.leased())]
-    return min(store.log.sent_at(heads), default=None)
+    return min(store.log.sent_at(heads).values(), default=None)
 
 
 __all__ = ["ack", "claim", "give_back", "leased", "oldest"]

@@ -470,6 +470,12 @@ def read(db: apsw.Connection, shard: int, number: int, known: Mapping[int, Messa
     return Parcel(number, rows, messages)
 
 
+def arrivals(db: apsw.Connection) -> int:
+    """Return a number that grows with each parcel that arrives in a shard."""
+    found: int = db.execute(RANGES.arrivals, (inlet("*"),)).get
+    return found
+
+
 def newest_arrival(db: apsw.Connection, origin: str) -> int:
     """Return the newest parcel of another shard that has arrived.
 
@@ -602,7 +608,7 @@ def admit(tx: Tx, key: bytes, move: str, floor: int) -> None:
 
 
 __all__ = [
-    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrive", "departed", "has_lane_within", "inlet",
+    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "has_lane_within", "inlet",
     "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival", "of_shard", "own",
     "read", "rows_in_the_way", "set_ranges", "sweep", "tell",
 ]  # fmt: skip

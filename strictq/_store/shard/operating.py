@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from operator import attrgetter
 from typing import Final
 
@@ -197,11 +197,11 @@ def _redrive(tx: Tx, rows: Sequence[DeadRow]) -> int:
 # ---- purge
 
 
-def purge_lane(tx: Tx, key: bytes, upto: int | None = None, *, in_flight: bool = False) -> tuple[int, bool]:
+def purge_lane(tx: Tx, key: bytes, before: int | None = None, *, in_flight: bool = False) -> tuple[int, bool]:
     """Remove the lane's unleased messages, those whose redrive waits, and dedup ids, in one bounded step.
 
     Args:
-        upto: only messages up to this arrival number, and no dedup ids.
+        before: only messages that were sent before this queue time, and no dedup ids.
         in_flight: end a timed lease before.
     Returns:
         The number of messages, and whether anything may be left.
@@ -209,25 +209,34 @@ def purge_lane(tx: Tx, key: bytes, upto: int | None = None, *, in_flight: bool =
     lane = tx.lanes.loader.lane(key)
     if in_flight:
         _end_timed_lease(tx, lane)
-    n = _purge(tx, _old(_unleased(tx, lane, STEP), upto))
-    if upto is not None:
+    n = _purge(tx, _old(tx.lanes, _unleased(tx, lane, STEP), before))
+    if before is not None:
         return n, n == STEP
     return n, STEP in (n, dedup.purge(tx.db, key, STEP))
 
 
-def _old(groups: list[Group], upto: int | None) -> list[Group]:
-    """Return the messages up to an arrival number. None: all."""
-    if upto is None:
+def _old(store: ShardLanes, groups: list[Group], before: int | None) -> list[Group]:
+    """Return the first messages of each group, up to one that was not sent before a queue time. None: all.
+
+    Arrival numbers do not say that of a lane that came from another shard.
+    """
+    if before is None:
         return groups
-    return [(lane, some) for lane, ids in groups if (some := [i for i in ids if i <= upto])]
+    first = store.log.sent_at([ids[0] for _, ids in groups])
+    found: list[Group] = []
+    for lane, ids in groups:
+        if first.get(ids[0], before) < before:
+            at = store.log.sent_at(ids)
+            found.append((lane, list(takewhile(lambda i, at=at: at.get(i, before) < before, ids))))  # type: ignore[misc]
+    return found
 
 
-def purge_some(tx: Tx, after: bytes, upto: int | None = None, *, in_flight: bool = False) -> tuple[int, bytes | None]:
+def purge_some(tx: Tx, after: bytes, before: int | None = None, *, in_flight: bool = False) -> tuple[int, bytes | None]:
     """Remove the messages of the next lanes of the shard, in the order of their keys, in one bounded step.
 
     Args:
         after: the key up to which they were removed.
-        upto: only messages up to this arrival number.
+        before: only messages that were sent before this queue time.
         in_flight: end timed leases before.
     Returns:
         The number of messages, and the next `after`. None: there are no more lanes.
@@ -241,7 +250,7 @@ def purge_some(tx: Tx, after: bytes, upto: int | None = None, *, in_flight: bool
         lane = store.loader.lane(key)
         if in_flight:
             _end_timed_lease(tx, lane)
-        some = _old(_unleased(tx, lane, STEP - n), upto)
+        some = _old(store, _unleased(tx, lane, STEP - n), before)
         groups += some
         n += sum(len(ids) for _, ids in some)
         if n == STEP:

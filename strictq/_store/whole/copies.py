@@ -97,7 +97,7 @@ def become_queue(directory: Path, replication: Replication, now: int, clock: Clo
             for shard in store.shards:
                 shard.run(lambda _tx: None)  # the first write of an epoch
             if store.keeps_leases:
-                moving.carry_kept(store.shards)  # others would end the leases of lanes that are on their way
+                moving.carry_all(store.shards, keeps_leases=True)  # others would end the leases of lanes that are on their way
         finally:
             store.die()
 

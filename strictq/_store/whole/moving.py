@@ -128,12 +128,25 @@ def _parcels(origin: Shard, target: Shard, *, arrived: bool = False) -> list[int
     return [number for number in numbers if (number <= newest) is arrived]
 
 
-def carry_kept(shards: Sequence[Shard]) -> None:
-    """Bring what has left any shard of a promoted queue, and keep the leases of its consumers."""
+def carry_all(shards: Sequence[Shard], *, keeps_leases: bool = False) -> None:
+    """Bring what has left any of these shards. See `carry`."""
     for origin in shards:
         passage = origin.view(lambda lanes: None if lanes.memory.ranges is None else lanes.memory.ranges.leaving)
-        if passage is not None:
-            carry(origin, shards[passage.shard], keeps_leases=True)
+        if passage is not None and passage.shard < len(shards):
+            carry(origin, shards[passage.shard], keeps_leases=keeps_leases)
+
+
+def visits(store: Movable) -> Iterator[Shard]:
+    """Yield each shard in service, for a verb over all keys; and again each in which lanes have arrived since its turn.
+
+    So each lane that was in some shard at the beginning was in one during its turn.
+    """
+    arrived: dict[int, int] = {}
+    while some := [shard for shard in store.everywhere() if arrived.get(shard.number) != shard.read(steps.arrivals)]:
+        for shard in some:
+            arrived[shard.number] = shard.read(steps.arrivals)
+            yield shard
+        carry_all(store.shards)
 
 
 @attrs.define
@@ -286,14 +299,18 @@ class Moving:
             return False
         source, target, passage = found
 
-        def mark(tx: Tx) -> None:
+        def mark(tx: Tx) -> bool:
             ranges = self._of(tx, source)
-            if ranges.leaving == passage:
-                leaving = attrs.evolve(passage, cancelled=True)
-                steps.tell(tx, attrs.evolve(ranges, leaving=leaving, arriving=passage.back(target.number)))
+            if ranges.leaving != passage:
+                return False  # it has ended, or another caller has cancelled it
+            leaving = attrs.evolve(passage, cancelled=True)
+            steps.tell(tx, attrs.evolve(ranges, leaving=leaving, arriving=passage.back(target.number)))
+            return True
 
-        source.run(mark)
-        source.sync()
+        if not passage.cancelled and not passage.is_back:
+            if not source.run(mark):
+                return self.cancel()
+            source.sync()
         with suppress(MoveInProgress), self.alone(seconds=0.0):
             pass
         return True
@@ -356,13 +373,14 @@ class Moving:
 
     def running(self) -> tuple[Shard, Shard, Passage] | None:
         """Return the move that has begun and has not ended: the shard that the range leaves, and the other one."""
-        for shard in self._store.healthy():
-            ranges = self._ranges(shard)
-            if ranges.leaving is not None:
-                if ranges.leaving.shard >= len(self._store.shards):
-                    self._store.learn_shards()
-                return shard, self._store.shards[ranges.leaving.shard], ranges.leaving
-        return None
+        leaving = [(shard, passage) for shard in self._store.healthy() if (passage := self._ranges(shard).leaving) is not None]
+        if not leaving:
+            return None
+        # A move that was cancelled is there until the one that brings everything back is in both shards.
+        source, passage = max(leaving, key=lambda one: one[1].cancelled)
+        if passage.shard >= len(self._store.shards):
+            self._store.learn_shards()
+        return source, self._store.shards[passage.shard], passage
 
     def _move(self, source: Shard, target: Shard, lo: int, hi: int, done: _Progress, on_progress: OnProgress | None) -> None:
         """Move a range that `source` owns."""
@@ -626,4 +644,4 @@ def _cut(own: tuple[tuple[int, int], ...], at: int | None, parts: int) -> list[l
     return found
 
 
-__all__ = ["InUse", "Moving", "OnProgress", "carry", "carry_key", "resume", "topology"]
+__all__ = ["InUse", "Moving", "OnProgress", "carry", "carry_all", "carry_key", "resume", "topology", "visits"]

@@ -16,6 +16,7 @@ from ..shard import operating as steps
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import Tx
 from ..tables import outputs
+from . import moving
 
 if TYPE_CHECKING:
     from .store import Store
@@ -137,12 +138,12 @@ def _redrive_key(shard: Shard, key: bytes, seqs: Sequence[int] | None) -> Iterat
 
 
 def _redrive_all(store: Store) -> Iterator[int]:
-    for shard in store.everywhere():
+    for shard in moving.visits(store):
         yield from _in_steps(shard.run, steps.redrive_some, (b"", 0))
 
 
 def _release_keyless(store: Store) -> Iterator[int]:
-    for shard in store.everywhere():
+    for shard in moving.visits(store):
         while n := shard.run(steps.release_keyless):
             yield n
 
@@ -163,16 +164,15 @@ def _purge_old(store: Store, key: bytes | None, at: int) -> Iterator[int]:
     if key is not None:
 
         def purge(tx: Tx) -> tuple[int, bool]:
-            return steps.purge_lane(tx, key, tx.lanes.log.sent_before(at, tx.lanes.memory.top))
+            return steps.purge_lane(tx, key, at)
 
         more = True
         while more:
             n, more = store.at_owner(key, lambda shard: shard.drain(purge))
             yield n
         return
-    for shard in store.everywhere():
-        upto = shard.run(lambda tx: tx.lanes.log.sent_before(at, tx.lanes.memory.top))
-        yield from _in_steps(shard.drain, partial(steps.purge_some, upto=upto), b"")
+    for shard in moving.visits(store):
+        yield from _in_steps(shard.drain, partial(steps.purge_some, before=at), b"")
 
 
 def _purge_key(store: Store, key: bytes, dead: bool, in_flight: bool) -> Iterator[int]:
@@ -184,7 +184,7 @@ def _purge_key(store: Store, key: bytes, dead: bool, in_flight: bool) -> Iterato
 
 
 def _purge_all(store: Store, dead: bool, in_flight: bool) -> Iterator[int]:
-    for shard in store.everywhere():
+    for shard in moving.visits(store):
         yield from _in_steps(shard.drain, partial(steps.purge_some, in_flight=in_flight), b"")
         last: tuple[bytes, str] | None = (b"", "")
         while last is not None:
