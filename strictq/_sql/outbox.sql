@@ -29,6 +29,15 @@ DELETE FROM outbox WHERE destination = ? AND id <= ?;
 -- outbox.arrive: the last id that arrived from an origin. Takes its incarnation. Index: primary key.
 SELECT high_water FROM inlet WHERE origin = ?;
 
+-- name: arrived
+-- moving: which sends of which shards have arrived.
+SELECT origin, high_water FROM inlet WHERE origin NOT GLOB '*:lanes';
+
+-- name: raise_high_water
+-- moving: the same, of a shard that lanes came from. Takes the name and the number of the send.
+INSERT INTO inlet (origin, high_water) VALUES (?, ?)
+ON CONFLICT (origin) DO UPDATE SET high_water = max(high_water, excluded.high_water);
+
 -- name: set_high_water
 -- outbox.arrive: record it in the transaction of the arriving messages. Takes incarnation, id.
 INSERT INTO inlet (origin, high_water) VALUES (?, ?) ON CONFLICT (origin) DO UPDATE SET high_water = excluded.high_water;

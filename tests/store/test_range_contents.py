@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +391,66 @@ def test_a_send_that_arrived_and_moved_does_not_arrive_again(disk: Opener) -> No
     for each in (q, other, q):  # two forward
         store_of(each).forward()
     assert [d.body for d in other.receive(10, keys=[THERE])] == [b"1", b"2", b"3"]
+    assert q.stats().outbox == 0
+    assert q.check() == []
+
+
+@contextmanager
+def dying_forwarders() -> Iterator[None]:
+    """Let each process that forwards a send in this block die before it deletes the send from the outbox."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox, "forget", lambda *_: (_ for _ in ()).throw(StoreBusy("killed", shard=0)))
+        yield
+
+
+def forward_again(q: Queue) -> None:
+    with suppress(ForwardPending):
+        store_of(q).forward()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_send_that_arrived_follows_its_key_through_shards(disk: Opener, clock: FakeClock, forgotten: bool) -> None:
+    """It names shard 1, and arrived in shard 2. Its key moves on, to shard 1 and to shard 3."""
+    q = disk(shards=2, idle_lane_seconds=10.0)
+    store_of(q)._upkeep.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store_of(q)), "forward", lambda *_: None)
+        hand_on(q, b"1")
+        q.move(HALF, END, to=None)
+    with dying_forwarders():
+        forward_again(q)
+        (d,) = q.receive(1, keys=[THERE])
+        assert (d.body, d.seq) == (b"1", 1)
+        d.ack()
+        if forgotten:
+            for _ in range(5):
+                clock.advance(1000.0)
+                store_of(q).forget()
+            assert q.topology().shards[2].lanes == 0
+        for to in (1, None, 2, 1):
+            q.move(HALF, END, to=to)
+            forward_again(q)
+            assert q.receive(1, keys=[THERE]) == []
+    store_of(q).forward()
+    assert q.receive(1, keys=[THERE]) == []
+    assert q.stats().outbox == 0
+    assert q.check() == []
+
+
+def test_a_send_arrives_in_the_shard_that_it_names_while_the_range_comes_back(disk: Opener) -> None:
+    q = disk(shards=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store_of(q)), "forward", lambda *_: None)
+        hand_on(q, b"1")
+        q.move(HALF, END, to=None)
+        patch.setattr(moving.Moving, "_continue", lambda *_: None)
+        q.move(HALF, END, to=1)
+    store_of(q)._upkeep.stop()
+    with dying_forwarders():
+        forward_again(q)
+    forward_again(q)
+    assert [d.body for d in q.receive(10, keys=[THERE])] == [b"1"]
+    moving.resume(store_of(q))
     assert q.stats().outbox == 0
     assert q.check() == []
 

@@ -243,10 +243,11 @@ def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKey
     for key in keys if rows else ():
         for table, some_rows in rows[key].items():
             by_table.setdefault(table, []).extend(some_rows)
+    sends = json.dumps(sends_arrived(tx.db, store.shard))
     parcels.put(
         tx.db,
         {
-            parcels.FLOORS: [(memory.floor, memory.last_token, memory.mark.features, passage.move)],
+            parcels.FLOORS: [(memory.floor, memory.last_token, memory.mark.features, passage.move, sends)],
             parcels.LANE: lanes,
             parcels.DEAD: dead,
             parcels.TROUBLE: _trouble(tx, arrivals),
@@ -491,6 +492,33 @@ def inlet(origin: str) -> str:
     return f"{origin}:lanes"
 
 
+def sends_inlet(origin: str, destination: int, here: int) -> str:
+    """Return the name under which a shard notes which sends of transactions have arrived in it, or before in another one.
+
+    Args:
+        origin: the incarnation of the shard of the transactions.
+        destination: the shard that the sends name. Each has numbers that ascend.
+        here: this shard.
+    """
+    return origin if destination == here else f"{origin}:{destination}"
+
+
+def sends_arrived(db: apsw.Connection, here: int) -> dict[str, int]:
+    """Return what a shard knows of sends that have arrived. Where its lanes go, they must not arrive again.
+
+    An origin may keep such a send in its outbox for long: its process died before it deleted the send.
+    """
+    rows: list[Any] = db.execute(OUTBOX.arrived).fetchall()
+    return {name if ":" in name else f"{name}:{here}": number for name, number in rows}
+
+
+def note_sends(tx: Tx, sends: Mapping[str, int]) -> None:
+    """Let sends that have arrived in another shard not arrive in this one."""
+    here = tx.lanes.shard
+    some = ((*name.rpartition(":")[::2], number) for name, number in sends.items())
+    tx.many(OUTBOX.raise_high_water, [(sends_inlet(origin, int(to), here), number) for origin, to, number in some])
+
+
 def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> bool:
     """Take in a parcel, unless it has arrived before. Return whether it is here: it may be of a later move, to another shard.
 
@@ -503,7 +531,7 @@ def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> b
         return True
     store = tx.lanes
     memory = store.memory
-    floor, last_token, features, move = rows[parcels.FLOORS][0][:4]
+    floor, last_token, features, move, sends = rows[parcels.FLOORS][0][:5]
     arriving = None if memory.ranges is None else memory.ranges.arriving
     if arriving is None or arriving.move != move:
         return False
@@ -547,6 +575,7 @@ def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> b
     if memory.counts is not None:
         for row in lanes:
             memory.counts.add(row.key, len(parcels.unresolved(row)))
+    note_sends(tx, json.loads(sends) if sends else {})
     tx.run(OUTBOX.set_high_water, (inlet(origin), parcel.number))
     store.change_rows()
     if late:  # the machine has booted since they left
@@ -608,7 +637,7 @@ def admit(tx: Tx, key: bytes, move: str, floor: int) -> None:
 
 
 __all__ = [
-    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "has_lane_within", "inlet",
-    "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival", "of_shard", "own",
-    "read", "rows_in_the_way", "set_ranges", "sweep", "tell",
+    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "has_lane_within",
+    "inlet", "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival", "note_sends",
+    "of_shard", "own", "read", "rows_in_the_way", "sends_arrived", "sends_inlet", "set_ranges", "sweep", "tell",
 ]  # fmt: skip

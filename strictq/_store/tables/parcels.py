@@ -22,7 +22,7 @@ from ..lane.ranges import Ranges
 
 LANE, DEAD, TROUBLE, DEDUP, STATE, FLOORS, APP, REST = range(1, 9)
 """What a row of a parcel is of. FLOORS: the number above which new lanes begin, that of the newest token, the features of the
-shard, and the move. APP: rows of the program's own tables. REST:
+shard, the move, and the sends of transactions that had arrived. APP: rows of the program's own tables. REST:
 arrival numbers of messages that have arrived, and are to be deleted; then nothing else is left of the parcel."""
 COLUMNS: Final = 18
 SWEPT_MAX: Final = 1_024

@@ -511,6 +511,7 @@ class Moving:
             ranges = self._of(tx, target)
             if ranges.arriving is not None and ranges.arriving.move == passage.move:
                 tx.lanes.memory.floor = max(tx.lanes.memory.floor, floor)
+                steps.note_sends(tx, sends)
                 steps.tell(tx, attrs.evolve(ranges.with_range(passage.lo, passage.hi), arriving=None))
 
         def left(tx: Tx) -> None:
@@ -521,6 +522,7 @@ class Moving:
         carry(source, target)  # another process may have let the last ones leave
         sweep(source, target)
         floor = source.view(lambda lanes: lanes.memory.floor)
+        sends = source.read(bound(steps.sends_arrived, source.number))  # also to keys whose lanes were forgotten since
         target.run(arrived)
         target.sync()
         source.run(left)

@@ -18,6 +18,7 @@ from ..._values.errors import ForwardPending, StoreCorrupt, StrictqError
 from ..commit.calls import bound
 from ..lane.ranges import Rerouted
 from ..shard.messages import Item, Options, Sent, Times, times_of
+from ..shard.moving import sends_inlet
 from ..shard.sending import send
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes, Tx
@@ -164,15 +165,15 @@ def _bring(router: Router, origin: Shard, number: int, rows: list[tuple[Any, ...
     except Rerouted:
         pass
     for row in rows:
-        # What has arrived in another shard is remembered there, by the shard that it was for: the shard's own mark may be higher.
-        at, name = to, origin.incarnation
+        # Each shard on the way is asked whether the send has arrived there: the key may have left it since.
+        at = to
         while True:
             try:
-                at.drain(bound(arrive, name, [row]))
+                at.drain(bound(arrive, sends_inlet(origin.incarnation, number, at.number), [row]))
                 at.sync()
                 break
             except Rerouted as e:
-                at, name = router.follow(e, origin), f"{origin.incarnation}:{number}"
+                at = router.follow(e, origin)
 
 
 def _to(origin: Shard, destination: Shard) -> None:
