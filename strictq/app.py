@@ -221,6 +221,8 @@ class App:
         Raises:
             InvalidArgument: the type already has a handler, or the function cannot be one; nothing was changed.
         """
+        if callable(type):
+            raise InvalidArgument("the decorator takes the type of the messages, such as @app.handler('report')")
         name = validate.name("type", type)
         if timeout_seconds is not None:
             validate.microseconds("timeout_seconds", timeout_seconds, minimum=0.001)

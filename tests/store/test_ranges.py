@@ -729,6 +729,14 @@ def test_opening_with_the_number_of_shards_that_it_was_created_with(disk: Opener
         disk(shards=4)
 
 
+def test_a_shard_of_one_hash_is_not_divided(q: Queue) -> None:
+    q.send(b"", key="hot")
+    q.isolate("hot")
+    isolated = q.topology().shards[-1]
+    with pytest.raises(InvalidArgument, match="cannot be divided into 2 parts: it owns 1 of the hashes"):
+        q.split(isolated.shard)
+
+
 def test_advice(q: Queue) -> None:
     assert q.advise() == []
     q.send_many([Message(b"", key="busy") for _ in range(20_000)])

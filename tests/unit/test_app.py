@@ -283,6 +283,8 @@ def test_functions_that_cannot_be_handlers_are_refused(queue: Queue) -> None:
     ):
         with pytest.raises(InvalidArgument):
             app.handler(name, **options)
+    with pytest.raises(InvalidArgument, match="takes the type of the messages"):
+        app.handler(lambda: None)  # type: ignore[arg-type]
     app.handler("t")(lambda: None)
     with pytest.raises(InvalidArgument, match="already has a handler"):
         app.handler("t")(lambda: None)

@@ -630,7 +630,7 @@ def _cut(own: tuple[tuple[int, int], ...], at: int | None, parts: int) -> list[l
         return [[(max(lo, at), hi) for lo, hi in own if hi >= at]]
     total = sum(hi - lo + 1 for lo, hi in own)
     if not 2 <= parts <= total:
-        raise InvalidArgument(f"parts must be 2 or more, and at most {total}, the hashes of the shard")
+        raise InvalidArgument(f"the shard cannot be divided into {parts} parts: it owns {total:,} of the hashes")
     found: list[list[tuple[int, int]]] = []
     for part in range(1, parts):
         begin, end = total * part // parts, total * (part + 1) // parts  # in hashes from the beginning of what it owns
