@@ -103,12 +103,19 @@ MUTATIONS = [
         "tests/remote/test_cut_answers.py",
     ),
     _remote("no handler starts in the margin of a remote lease", "delivery.py", "(self.until - self._margin)", "(self.until)"),
-    _remote("a source begins with single messages", "receiving.py", "(self._fresh or now < self._until)", "(now < self._until)"),
+    _remote(
+        "a source begins with single messages",
+        "receiving.py",
+        "self._until = now + FIRST_LEASES * self._lease + AFTER_RETURN_SECONDS",
+        "self._until = now",
+    ),
+    _remote("a suspect runs alone", "source.py", "self._alone is None or self._alone.place == WAITING", "True"),
+    _remote("a suspect waits until nothing else is held", "source.py", "not any(other.held for other in others)", "True"),
     _remote(
         "a message with half of its receives makes a source careful",
         "receiving.py",
-        "if self._suspect is not None and any(d.attempt >= self._suspect for d in heads):",
-        "if False:",
+        "self._extend(now + self._lease + AFTER_RETURN_SECONDS)",
+        "pass",
     ),
     _remote(
         "a suspect that goes back is received alone",

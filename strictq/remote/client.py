@@ -145,6 +145,7 @@ def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> An
         retries={"total_max_attempts": 1}, connect_timeout=CONNECT_SECONDS, read_timeout=poll_seconds + ANSWER_SECONDS,
         max_pool_connections=connections, tcp_keepalive=True,
         parameter_validation=False,  # it takes a third of the time of a batch, and all parameters are made here
+        user_agent=f"Boto3/{boto3.__version__} strictq",  # the SDK would make a longer one, twice for each request
     )  # fmt: skip
     try:
         session = boto3.session.Session()

@@ -27,6 +27,8 @@ SEQ: Final = f"{PREFIX}seq"
 SOURCE: Final = f"{PREFIX}source"
 TTL: Final = f"{PREFIX}ttl"
 
+MARK_SIZE: Final = len(MAYBE_DUPLICATE) + len("String") + len("1")
+
 BASE64: Final = "base64"
 EMPTY: Final = "empty"
 EMPTY_BODY: Final = "-"
@@ -65,6 +67,7 @@ class Encoded(NamedTuple):
     Attributes:
         once: the deduplication id.
         attributes: values by name.
+        size: the bytes that SQS counts, with the mark that a forwarded message may get later.
         delay: seconds before it is delivered. Only standard queues have delays of single messages.
     """
 
@@ -72,13 +75,8 @@ class Encoded(NamedTuple):
     once: str
     body: str
     attributes: dict[str, str]
+    size: int
     delay: int = 0
-
-    @property
-    def size(self) -> int:
-        """The bytes that SQS counts."""
-        types = sum(len(_type(name)) + len(name) for name in self.attributes)
-        return len(self.body.encode()) + types + sum(len(value) for value in self.attributes.values())
 
     def entry(self, *, fifo: bool, maybe_duplicate: bool = False) -> dict[str, Any]:
         """Return the parameters of SendMessage, without the URL.
@@ -162,7 +160,11 @@ def encode(
         attributes[SOURCE] = position.source
         attributes[SEQ] = str(position.seq)
         attributes[SENT_AT] = f"{position.sent_at // 1_000_000}.{position.sent_at % 1_000_000:06d}"
-    return Encoded(group, once, text, attributes, delay)
+    length = len(text) if text.isascii() else len(text.encode())
+    size = length + sum(len(name) + len(_type(name)) + len(value) for name, value in attributes.items())
+    if position is not None:
+        size += MARK_SIZE
+    return Encoded(group, once, text, attributes, size, delay)
 
 
 def group_of(raw: bytes, once: str = "") -> str:

@@ -36,7 +36,7 @@ FETCHERS: Final = 2
 FETCHERS_MAX: Final = 16
 SETTLERS_MAX: Final = 64
 LIMIT_MIN: Final = 3
-"""With a lower limit of receives, two crashes of a worker make a dead letter of every message that it had received."""
+"""With a lower limit of receives, every message may be the one that killed a worker before."""
 USUAL_LEASE_SECONDS: Final = 30
 MARGIN_SECONDS: Final = 0.5
 MARGIN_RATIO: Final = 0.02
@@ -425,8 +425,8 @@ def _warn(endpoint: RemoteEndpoint, settings: SourceSettings, redrive: RedrivePo
     """Warn of settings that lose messages to the dead-letter queue, or leases to the network."""
     if redrive is not None and redrive.receives_max < LIMIT_MIN:
         log.warning(
-            "the limit of receives of %s is %d: SQS counts every message of a batch, so that a message that kills its worker "
-            "takes others to the dead-letter queue; use 5 or more, and twice the number of workers",
+            "the limit of receives of %s is %d, so that every message runs alone on a FIFO queue: SQS counts a receive for all "
+            "that a worker holds when one message kills it; use 3 or more, and twice the number of workers",
             endpoint.text, redrive.receives_max,
         )  # fmt: skip
     trip = endpoint.round_trip_seconds

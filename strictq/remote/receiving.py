@@ -28,6 +28,9 @@ ATTEMPT_SECONDS: Final = 240.0
 PROOF_SECONDS: Final = 1
 """A receive that waits so long and finds nothing proves that there is nothing. A short one asks some of Amazon's servers."""
 AFTER_RETURN_SECONDS: Final = 2.0
+FIRST_LEASES: Final = 2
+"""For how many leases a source receives single messages at its start. With one, two workers that die in turns would each be past
+it when the message that kills them comes back."""
 ASK_SECONDS: Final = 0.02
 ASKS_MAX: Final = 10
 ASK_PAUSE_SECONDS: Final = 60.0
@@ -35,34 +38,50 @@ WARN_SECONDS: Final = 60.0
 
 
 class Careful:
-    """Whether to receive one message at a time, so that a bad message does not take its neighbours to the dead-letter queue.
+    """Whether to receive one message at a time, and which messages to run alone.
 
     SQS counts a receive for every message of a batch. If the first one kills its worker again and again, or fails, the others are
-    counted, too, although no handler saw them. So a source begins with single messages, and goes back to them while a message
-    with half of the allowed receives is about.
+    counted, too, although no handler saw them. And so is all that the worker holds besides. So a message with half of the allowed
+    receives is a suspect: it runs alone, and a source receives single messages while one is about. A worker that dies forgets
+    what it saw, so a source also begins with single messages, for as long as what other ones held takes to come back.
     """
 
     def __init__(self, limit: int | None, lease: float) -> None:
         self._suspect = None if limit is None else (limit + 1) // 2
         self._lease = lease
-        self._fresh = True
-        self._until = 0.0
+        self._until: float | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there may be suspects."""
+        return self._suspect is not None
+
+    def suspects(self, head: RemoteDelivery) -> bool:
+        """Return whether a message runs alone, because it may have killed the workers that received it before."""
+        return self._suspect is not None and head.attempt >= self._suspect
 
     def most(self, now: float) -> int:
         """Return how many messages to receive."""
-        return 1 if self._suspect is not None and (self._fresh or now < self._until) else BATCH_MAX
+        if self._suspect is None:
+            return BATCH_MAX
+        if self._until is None:
+            self._until = now + FIRST_LEASES * self._lease + AFTER_RETURN_SECONDS
+        return 1 if now < self._until else BATCH_MAX
 
-    def received(self, heads: Sequence[RemoteDelivery], now: float) -> None:
-        """Note an answer: the first messages of its groups."""
-        if not heads or any(d.attempt == 1 for d in heads):
-            self._fresh = False
-        if self._suspect is not None and any(d.attempt >= self._suspect for d in heads):
-            self._until = max(self._until, now + self._lease + AFTER_RETURN_SECONDS)
+    def received(self, heads: Sequence[RemoteDelivery], now: float) -> bool:
+        """Note an answer: the first messages of its groups. Return whether there are suspects among them."""
+        found = any(map(self.suspects, heads))
+        if found:
+            self._extend(now + self._lease + AFTER_RETURN_SECONDS)
+        return found
 
     def returned(self, head: RemoteDelivery, now: float, seconds: float) -> None:
         """Note that a message goes back, to be received again after some seconds."""
         if self._suspect is not None and head.attempt + 1 >= self._suspect:
-            self._until = max(self._until, now + seconds + AFTER_RETURN_SECONDS)
+            self._extend(now + seconds + AFTER_RETURN_SECONDS)
+
+    def _extend(self, until: float) -> None:
+        self._until = max(self._until or 0.0, until)
 
 
 @attrs.frozen
@@ -102,6 +121,7 @@ class Receives:
         arrivals: changes when the worker may take more than before.
         wanted: number of messages that the worker wants and that were not received.
         polling: number of requests under way that wait for messages.
+        flying: number of requests under way.
         proven: whether nothing was ready when nothing was held here, and nothing was received since.
         stopping: whether nothing is received any more.
         draining: whether the worker ends when nothing is ready.
@@ -119,8 +139,7 @@ class Receives:
         self.proven = False
         self.stopping = self.draining = False
         self._seq = 0
-        self._flying = 0
-        """Number of requests under way."""
+        self.flying = 0
         self._plenty = False
         """Whether the last answer was full. Only then is more than one request made at a time: an idle worker needs one."""
         self._not_before = 0.0
@@ -139,19 +158,19 @@ class Receives:
         """Return the next request, and count it as under way; None: nothing is wanted now."""
         if self.stopping or now < self._not_before or (self.draining and self.proven):
             return None
-        if self.wanted <= self._flying * BATCH_MAX or (self._flying and not self._plenty):
+        if self.wanted <= self.flying * BATCH_MAX or (self.flying and not self._plenty):
             return None
         # An idle worker waits even if it should not poll long, or it would ask all the time. A draining one wants to know soon.
         wait = min(self._settings.poll, PROOF_SECONDS) if self.draining else self._settings.poll
         if alone:
             wait = max(wait, PROOF_SECONDS)
-        self._flying += 1
+        self.flying += 1
         if wait:
             self.polling += 1
         return Receive(self._most(now), wait, now, self._attempt(now), alone)
 
     def _landed(self, request: Receive) -> None:
-        self._flying -= 1
+        self.flying -= 1
         if request.wait:
             self.polling -= 1
 
@@ -203,7 +222,6 @@ class Receives:
             # The endpoint's timer starts when the request arrives, so this lease never outlives the endpoint's.
             d = RemoteDelivery(message, self._seq, request.began, request.began + self._settings.lease)
             lane.add(d)
-        self.careful.received([lane.deliveries[0] for lane in lanes.values()], now)
         if messages:
             self.proven = False
             self.wanted -= len(messages)
@@ -212,6 +230,8 @@ class Receives:
             self.proven = True
         if not messages:
             self._endpoint.count("empty_polls")
+        if self.careful.received([lane.deliveries[0] for lane in lanes.values()], now):
+            self.wanted = 0  # until the worker has taken it
         if not self.stopping:
             self.waiting.extend(lanes.values())
         self.arrivals += 1
@@ -233,6 +253,8 @@ class Receives:
         """Return whether to receive once more because a group was freed: a receive that waits may not notice this."""
         if not self._is_fifo or self._asked_at is not None or not self.polling or self.wanted <= 0 or now < self._ask_after:
             return False
+        if self.careful.most(now) == 1:
+            return False  # two receives could return two suspects
         self._asked_at = self.arrivals
         return True
 
@@ -241,7 +263,7 @@ class Receives:
         before, self._asked_at = self._asked_at, None
         if self.stopping or self.arrivals != before or self.wanted <= 0 or not self.polling:
             return None
-        self._flying += 1
+        self.flying += 1
         return Receive(self._most(now), 0, now, self._attempt(now), alone=False)
 
     def ask_answered(self, found: bool, now: float) -> None:

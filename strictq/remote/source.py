@@ -79,6 +79,8 @@ class SqsSource:
         self._running: dict[str, set[RemoteDelivery]] = {}
         """By group, the messages whose handlers run here. One that lost its lease is among them until its handler returns."""
         self._held: dict[RemoteLane, None] = {}
+        self._alone: RemoteLane | None = None
+        """The suspect that waits until nothing else is held here, or runs then; see Careful."""
         self._wake: Callable[[], None] = lambda: None
         self._crash: Callable[[BaseException], None] = lambda _: None
         self._trouble = SourceTrouble(lambda _kind, _detail: None)
@@ -362,13 +364,16 @@ class SqsSource:
             self._wake_held(now)
             receives = self._receives
             left: list[RemoteLane] = []
-            waits = LOOK_AGAIN_SECONDS
-            while receives.waiting:
-                lane = receives.waiting.popleft()
+            waiting = list(receives.waiting)
+            receives.waiting.clear()
+            alone = receives.careful.active and self._isolate(waiting, now)
+            waits = LOOK_SECONDS if alone else LOOK_AGAIN_SECONDS
+            for lane in waiting:
                 self._drop_expired(lane, now)
                 if not (ready := lane.open):
                     continue
-                if len(taken) >= room or lane.group in self._running or (keys is not None and lane.key not in keys):
+                unwanted = len(taken) >= room or (keys is not None and lane.key not in keys)
+                if unwanted or lane.group in self._running or not self._may_run(lane):
                     left.append(lane)
                 elif lane._deadline <= now * MICROSECONDS:
                     left.append(lane)  # it is being extended, or dropped
@@ -378,12 +383,38 @@ class SqsSource:
                     taken += ready
             receives.waiting.extend(left)
             if keys is None:
-                receives.wanted = room - len(taken) - sum(len(lane.deliveries) for lane in left)
+                receives.wanted = 0 if alone else room - len(taken) - sum(len(lane.deliveries) for lane in left)
             if receives.wanted > 0:
                 self._wanted.notify_all()
             dues = (lane.due - now for lane in self._held)
             self.again_seconds = max(0.001, min(waits, *dues)) if self._held else waits
         return taken
+
+    def _isolate(self, waiting: list[RemoteLane], now: float) -> bool:
+        """Choose the suspect that runs alone. Return whether there is one. Other suspects among those that wait go back."""
+        suspects = self._receives.careful.suspects
+        if self._alone is not None and not (self._alone.place != HELD and any(map(suspects, self._alone.held))):
+            self._alone = None
+        for lane in list(waiting):
+            if lane is self._alone or not (ready := lane.open) or not suspects(ready[0]):
+                continue
+            if self._alone is None:
+                self._alone = lane
+            else:
+                waiting.remove(lane)
+                self._return(ready, now)
+                self._hand_over()
+        return self._alone is not None
+
+    def _may_run(self, lane: RemoteLane) -> bool:
+        """Return whether no suspect keeps a lane from running: others run before it, and it when nothing else is held.
+
+        What a handler deferred is held for long, and does not count.
+        """
+        if lane is not self._alone:
+            return self._alone is None or self._alone.place == WAITING
+        others = (other for other in self._settlements.lanes if other is not lane and not (other.place == HELD and other.asked))
+        return not self._receives.flying and not any(other.held for other in others)
 
     def _drop_expired(self, lane: RemoteLane, now: float) -> None:
         """Delete the messages whose time to live is over. No handler sees them."""
@@ -393,7 +424,8 @@ class SqsSource:
                 self._settlements.drop(d, now)
 
     def changed(self) -> object:
-        return self._receives.arrivals
+        # A suspect waits for the ends of others, and others for its end.
+        return self._receives.arrivals, None if self._alone is None else (len(self._settlements.lanes), self._receives.flying)
 
     def more(self, wanted: Sequence[tuple[HeldLane, int]]) -> Iterable[tuple[HeldLane, Sequence[Delivery] | Exception]]:  # noqa: ARG002
         return ()

@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,20 @@ def test_what_is_too_large_becomes_a_dead_letter_before_the_first_request(q: Que
     (dead,) = q.dead_letters()
     assert (dead.seq, dead.kind) == (2, "rejected")
     assert "4,096" in dead.reason
+
+
+def test_a_message_is_never_too_large_for_its_mark(q: Queue, sqs: FakeSqs, clock: FakeClock) -> None:
+    """With the mark it was refused, and so became a dead letter although it had arrived, or was lost on the way."""
+    target = too_large(sqs)
+    for size in range(3_860, 4_000, 10):
+        q.send(b"1" * size, key="a")
+        sqs.inject(fake_sqs.CUT, "send_message_batch", times=math.inf)
+        with suppress(strictq.ServerUnreachable):
+            forward(q, target)
+        sqs.heal()
+        clock.advance(305)
+        assert forward(q, target).refused == 0
+    assert q.stats().dead > 0
 
 
 def test_what_the_endpoint_refuses_becomes_a_dead_letter(q: Queue, sqs: FakeSqs) -> None:

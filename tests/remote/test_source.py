@@ -205,10 +205,10 @@ def test_more_than_one_receive_at_a_time_only_while_answers_are_full() -> None:
     rig.source.take(100, 8)
     assert receives.next(0.0, alone=False) is not None
     assert receives.next(0.0, alone=False) is None  # one is under way, and nothing is known of more messages
-    receives._flying = 0
+    receives.flying = 0
     assert rig.source.fetch_once()  # ten
     assert [receives.next(0.0, alone=False) is not None for _ in range(3)] == [True, True, True]
-    receives._flying = 0
+    receives.flying = 0
     assert rig.source.fetch_once()  # five
     assert receives.next(0.0, alone=False) is not None
     assert receives.next(0.0, alone=False) is None
@@ -588,53 +588,111 @@ def test_parked_lanes_are_demand_that_is_met(rig: Rig) -> None:
 # ---- innocent messages in the dead-letter queue
 
 
-def test_a_source_begins_careful_until_a_fresh_message_came() -> None:
+def test_a_source_begins_careful_for_two_leases() -> None:
     """4.1: a message that kills its worker each time takes no others with it."""
-    rig = Rig(limit=3)
+    rig = Rig(limit=10)
     rig.send("1", "2", "3")
     assert texts(rig.take()) == ["1"]
-    for _ in range(5):  # the process is killed, and another one begins
-        rig.clock.advance(31)
-        rig.source = rig.new()
-        rig.take()
-    dead = rig.sqs.bodies(rig.sqs.get_queue_url(QueueName="dead.fifo")["QueueUrl"])
-    assert dead == ["1"]
-    assert rig.left() == ["2", "3"]
+    rig.clock.advance(31)  # the worker is killed, and another one begins
+    rig.source = rig.new()
+    rig.send("x", group="fresh")
+    assert sorted(texts(rig.take()) + texts(rig.take())) == ["1", "x"]
+    rig.clock.advance(62)
+    rig.settle()
+    assert sorted(texts(rig.take())) == ["1", "2", "3", "x"]
 
 
-def test_an_empty_answer_ends_the_careful_beginning() -> None:
-    rig = Rig(limit=3)
+def past_its_beginning(rig: Rig) -> Rig:
     rig.take()
-    rig.send("1", "2")
-    rig.clock.advance(2)
-    assert texts(rig.take()) == ["1", "2"]
+    rig.clock.advance(62)
+    return rig
 
 
 def test_a_head_with_half_of_the_receives_makes_it_careful() -> None:
-    rig = Rig(limit=4)
-    rig.send("x", group="other")
-    rig.take()  # not fresh any more
+    rig = past_its_beginning(Rig(limit=4))
     rig.send("1", "2", "3")
     assert texts(rig.take()) == ["1", "2", "3"]
     rig.clock.advance(31)
     rig.settle()
-    assert len(rig.take()) == 4  # the second receive, which is half of four
+    assert len(rig.take()) == 3  # the second receive, which is half of four
     rig.clock.advance(31)
     rig.settle()
-    assert texts(rig.take()) == ["x"]
     assert texts(rig.take()) == ["1"]
 
 
 def test_a_suspect_that_goes_back_is_received_alone() -> None:
-    rig = Rig(limit=4)
-    rig.take()  # not fresh any more
+    rig = past_its_beginning(Rig(limit=4))
     rig.send("1", "2")
-    rig.clock.advance(1)
     one, _ = rig.take()
     rig.source.fail(one, Ending(FAILED, delay=3.0))
     rig.settle()
     rig.clock.advance(4)
     assert texts(rig.take()) == ["1"]
+
+
+def second_receive(rig: Rig, *bodies: str) -> None:
+    """Send messages of groups of their own that another consumer has received once."""
+    for body in bodies:
+        rig.send(body, group=body)
+        answer = rig.sqs.receive_message(QueueUrl=rig.url, MaxNumberOfMessages=1, VisibilityTimeout=1)
+        assert answer["Messages"][0]["Body"] == body
+    rig.clock.advance(1)
+
+
+def test_a_suspect_runs_when_nothing_else_is_held_and_nothing_is_received_meanwhile() -> None:
+    rig = Rig(limit=3)
+    rig.send("x", group="x")
+    (x,) = rig.take()
+    second_receive(rig, "bad")
+    rig.send("y", group="y")
+    before = rig.source.changed()
+    assert rig.take() == []
+    assert (rig.source.fetch_once(), rig.source.again_seconds) == (False, 1.0)
+    rig.ack(x)
+    assert rig.take() == []  # its delete is not confirmed
+    rig.settle()
+    assert rig.source.changed() != before
+    (bad,) = rig.take()
+    before = rig.source.changed()
+    assert rig.take() == []  # y is not even received
+    rig.ack(bad)
+    rig.settle()
+    assert rig.source.changed() != before
+    assert texts(rig.take()) == ["y"]
+
+
+def test_of_two_suspects_one_goes_back() -> None:
+    rig = past_its_beginning(Rig(limit=4))
+    second_receive(rig, "1", "2")
+    assert rig.take() == []
+    rig.settle()
+    assert texts(rig.take()) == ["1"]
+    assert rig.visible() == ["2"]
+
+
+def test_a_suspect_waits_for_what_an_open_breaker_postponed_and_not_for_what_a_handler_did() -> None:
+    rig = Rig(limit=3)
+    rig.send("x", group="x")
+    rig.send("y", group="y")
+    (x,), (y,) = rig.take(), rig.take()
+    rig.source.hold([x], 5.0, "an outage")
+    rig.source.fail(y, Ending(DEFERRED, delay=600.0))
+    second_receive(rig, "bad")
+    assert rig.take() == []
+    rig.clock.advance(5)
+    assert texts(rig.take()) == ["x"]
+    rig.ack(x)
+    rig.settle()
+    assert texts(rig.take()) == ["bad"]
+
+
+def test_a_suspect_that_is_postponed_lets_others_run() -> None:
+    rig = Rig(limit=3)
+    second_receive(rig, "bad")
+    (bad,) = rig.take()
+    rig.source.hold([bad], 5.0, "an outage")
+    rig.send("x", group="x")
+    assert texts(rig.take()) == ["x"]
 
 
 def test_a_message_that_fails_again_and_again_takes_no_others_along() -> None:

@@ -28,8 +28,6 @@ LEASE_SECONDS: Final = 3
 JUST_CONTINUED_SECONDS: Final = 0.1
 """A handler that starts so soon after its process was continued may have been about to start when it was stopped."""
 DEAD: Final = "dead.fifo"
-LIMIT_OF_DEATHS: Final = 5
-"""With a lower limit, a message that kills its process takes messages of other groups along, which the process held as well."""
 
 WORKER: Final = """
 import json, os, random, signal, sys, time
@@ -304,8 +302,7 @@ class RemoteChaos(Chaos):
     def poison(self, limit: int, *, dies: bool) -> list[str]:
         """Process groups of which message "0 0" always fails, or kills its process. Only it may become a dead letter.
 
-        With a low limit, and many workers or several groups in a process that dies, SQS charges other messages too often for
-        that: they are counted only.
+        With a low limit and many workers, SQS charges other messages too often for that: they are counted only.
         """
         bad = "0 0"
         with self._proxy:
@@ -316,21 +313,23 @@ class RemoteChaos(Chaos):
             for number in range(self.messages):
                 for group in range(self.groups):
                     self._send(f"{group} {number}")
-            self._running = [self.work(bad=bad, dies=dies) for _ in range(self.workers)]
+            # Handlers that are not done when the bad one kills their process.
+            seconds = 0.3 if dies else 0.01
+            self._running = [self.work(bad=bad, dies=dies, seconds=seconds) for _ in range(self.workers)]
             try:
-                self._until_dead(bad, dies)
+                self._until_dead(bad, dies, seconds)
                 letters = self._letters()
             finally:
                 self._finish()
         others = [body for body in letters if body != bad]
-        if -(-limit // 2) + self.workers - 1 > limit or (dies and self.groups > 1 and limit < LIMIT_OF_DEATHS):
+        if -(-limit // 2) + self.workers - 1 > limit:
             self.innocent = len(others)
         else:
             self.problems += [f"{body} is a dead letter" for body in others]
         missing = [] if bad in letters else [f"{bad} is not a dead letter"]
         return [*self.problems, *missing, *problems(self.noted(), self.sent, dead=letters)]
 
-    def _until_dead(self, bad: str, dies: bool) -> None:
+    def _until_dead(self, bad: str, dies: bool, seconds: float) -> None:
         """Wait until the queue is empty. Replace the workers that a message killed."""
         until = time.monotonic() + PATIENCE_SECONDS
         while any(left := self._counts(QUEUE)):
@@ -341,7 +340,7 @@ class RemoteChaos(Chaos):
                     if self.workers == 1:  # no other leases: end the dead worker's now
                         moved = json.dumps({"advance": self.lease_seconds})
                         self.endpoint.request("POST", "/_strictq/clock", moved, {})
-                    self._replace(i, bad=bad, dies=dies)
+                    self._replace(i, bad=bad, dies=dies, seconds=seconds)
             time.sleep(0.1)
 
     def _letters(self) -> list[str]:
