@@ -736,14 +736,14 @@ MUTATIONS = [
     ),
     Mutation(
         "rates are those of all processes",
-        "strictq/_store/whole/store.py",
+        "strictq/_store/whole/quotas.py",
         "RateFile(None if directory is None else directory / layout.RATES, clock)",
         "RateFile(None, clock)",
         ("tests/unit/test_tenants.py",),
     ),
     Mutation(
         "what a refused send took of a rate is returned",
-        "strictq/_store/whole/store.py",
+        "strictq/_store/whole/quotas.py",
         "        except StrictqError:\n            self._return(taken)\n            raise\n",
         "        except StrictqError:\n            raise\n",
         ("tests/unit/test_tenants.py",),
@@ -911,7 +911,7 @@ MUTATIONS = [
     ),
     _store(
         "a parcel that no one brought is carried by whoever misses its lane",
-        "whole/store.py",
+        "whole/routing.py",
         "            moving.carry_key(origin, shard, error.passage, error.key, forwards=origin is forwards)\n",
         "",
         *RANGES,
@@ -1002,7 +1002,7 @@ MUTATIONS = [
     ),
     _store(
         "an object opens the shards that keys went to before it routes to them",
-        "whole/store.py",
+        "whole/routing.py",
         "        newest = max([number, *(to for _, _, to in error.left)])",
         "        newest = number",
         RANGE_CONTENTS,
@@ -1037,7 +1037,7 @@ MUTATIONS = [
     ),
     _store(
         "a look over all shards includes those that another process added",
-        "whole/store.py",
+        "whole/routing.py",
         "                self.keep_up(shard.view(_config_version))",
         "                pass",
         RANGE_CONTENTS,

@@ -159,12 +159,12 @@ class Storage:
         self.soonest: Final = store.soonest
         self.count_waiting: Final = store.count_waiting
         # Workers and joined loops.
-        self.join: Final = store.join
-        self.live: Final = store.live
-        self.notice: Final = store.notice
-        self.watch_workers: Final = store.watch_workers
-        self.workers_are_watched: Final = store.workers_are_watched
-        self.hold_with_process: Final = store.hold_with_process
+        self.join: Final = store.consumers.join
+        self.live: Final = store.consumers.live
+        self.notice: Final = store.consumers.notice
+        self.watch_workers: Final = store.consumers.watch_workers
+        self.workers_are_watched: Final = store.consumers.workers_are_watched
+        self.hold_with_process: Final = store.consumers.hold_with_process
         # What all processes share in queue.db.
         self.refresh_settings: Final = store.refresh_settings
         self.configure: Final = store.configure
@@ -376,7 +376,7 @@ class Storage:
     @property
     def holder(self) -> ProcessHold | None:
         """This process's notes of its workers' claims."""
-        return self._store.holder()
+        return self._store.consumers.holder()
 
     def patience(self, wait: int | None, *, receives: bool = True) -> Patience:
         """Begin a wait.

@@ -119,7 +119,7 @@ def test_a_child_that_is_at_work_keeps_the_leases(path: Path, tmp_path: Path) ->
         process.kill()
         process.wait()
         try:
-            q._storage._store.end_dead()
+            q._storage._store.consumers.end_dead()
             assert files(path) == [name]
             assert q.receive(10) == []
         finally:
@@ -144,7 +144,7 @@ def test_plain_receives_keep_their_leases(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     with strictq.open(path) as q:
-        q._storage._store.end_dead()
+        q._storage._store.consumers.end_dead()
         assert q.receive(10) == []
 
 

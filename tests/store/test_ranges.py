@@ -578,7 +578,7 @@ def test_the_leases_of_a_dead_worker_end_where_its_keys_are(disk: Opener) -> Non
         dead = holders.Dead({issuer: [*tokens]}, single=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(holders, "dead", lambda *_, dead=dead: [dead])
-            store.end_dead()
+            store.consumers.end_dead()
         assert [d.key for d in q.receive(10, per_key=1)] == [key]
     assert q.check() == []
 

@@ -170,8 +170,8 @@ class Bulk:
         """Verify what can be verified before the home shard's lock, and provide the rest."""
         self._store.require_room(shard)
         self._store.refresh_settings()  # a limit may have changed while the writer waited
-        with self._store.admitted(size.tenants):
-            yield self._store.elsewhere(shard, size.tenants)
+        with self._store.quotas.admitted(size.tenants):
+            yield self._store.quotas.elsewhere(shard, size.tenants)
 
     @property
     def tenant_separator(self) -> bytes | None:

@@ -96,9 +96,9 @@ def _receive(
 ) -> int | None:
     if store.directory is None:
         store.forget()  # an in-memory queue has no thread for it
-    elif time.monotonic() >= store.dead_at:
+    elif time.monotonic() >= store.consumers.dead_at:
         with suppress(StrictqError):  # it is retried
-            store.end_dead()
+            store.consumers.end_dead()
     failures: list[StrictqError] = []
     moved = False
     soonest: int | None = None
@@ -158,7 +158,7 @@ def _receive(
 def _receive_directly(store: Store, request: Request, into: list[Claimed], brought: list[Brought]) -> bool:
     """Receive from a single shard, which probably has messages, with one statement. Return False if that is not possible now."""
     shard = store.shards[0]
-    if not shard.gave or time.monotonic() >= store.dead_at:
+    if not shard.gave or time.monotonic() >= store.consumers.dead_at:
         return False
     try:
         got = shard.claim_alone(Attempt(request, brought), None)
@@ -226,7 +226,7 @@ def _claim_from(
 
 def _with_elsewhere(store: Store, shard: Shard, request: Request) -> Request:
     """Return a request that knows the keys in flight in other shards, if tenants may have only so many."""
-    elsewhere = store.in_flight_elsewhere(shard)
+    elsewhere = store.quotas.in_flight_elsewhere(shard)
     return request if elsewhere is None else request._replace(elsewhere=elsewhere)
 
 

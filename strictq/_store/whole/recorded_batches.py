@@ -98,7 +98,7 @@ class RecordedBatches:
 
     def lock(self, name: str) -> ConsumerLock | PrivateLock:
         """Return the lock for the holder of a consumer. It is not acquired yet."""
-        return self._store.consumer_lock(name)
+        return self._store.consumers.lock(name)
 
     def known(self, name: str) -> dict[int, Known]:
         """Return each shard's state of a consumer."""
@@ -295,7 +295,7 @@ class RecordedBatches:
         )  # fmt: skip
 
     def _is_active(self, name: str) -> bool:
-        lock = self._store.consumer_lock(name)
+        lock = self._store.consumers.lock(name)
         try:
             return not lock.alone(0.0)
         except StoreError:

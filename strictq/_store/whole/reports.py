@@ -93,7 +93,7 @@ class Reports:
         counts: dict[str, Any] = dict(zip(_COUNTS, map(sum, zip(*map(_COUNTS_OF, shards), strict=True)), strict=True))
         claims = counts["claims"] + counts["empty_receives"]
         drains = [s.drain_seconds for s in shards]
-        loads = [seen.described for seen in self._store.live() if seen.described.kind == "worker"]
+        loads = [seen.described for seen in self._store.consumers.live() if seen.described.kind == "worker"]
         loads.sort(key=lambda one: one.since)
         workers = tuple(WorkerLoad(one.name, one.since, one.concurrency, one.running, one.busy_ratio) for one in loads)
         slots = sum(w.concurrency for w in workers)
@@ -112,7 +112,7 @@ class Reports:
             shards=shards,
             prepare=Model.from_json(models.get("prepare", "")).snapshot(),
             process=Model.from_json(models.get("process", "")).snapshot(),
-            breakers=tuple(self._store.notices(OpenBreaker)),
+            breakers=tuple(self._store.consumers.notices(OpenBreaker)),
             workers=workers,
             busy_ratio=sum(w.busy_ratio * w.concurrency for w in workers) / slots if slots else None,
             replication=self.replication(),
@@ -133,7 +133,7 @@ class Reports:
         held: Counter[str] = Counter()
         for shard in self._store.everywhere():
             held += shard.survey(lambda lanes: counting.held_by(lanes, self._store.now()))
-        return statuses(self._store.live(), moving.InUse(self._store.shards), held)
+        return statuses(self._store.consumers.live(), moving.InUse(self._store.shards), held)
 
     def leases(self, limit: int) -> list[LaneLease]:
         """Return the leases that began first. Reads every leased lane."""
@@ -617,7 +617,7 @@ def _attempt(view: LaneView | None, seq: int, shard: int) -> Attempt | None:
 
 def _with_progress(store: Store, found: S, attempt: Attempt | None) -> S:
     """Add what the running handler reported."""
-    progress = None if attempt is None else store.progress(attempt)
+    progress = None if attempt is None else store.consumers.progress(attempt)
     if progress is None:
         return found
     from ..._values.findings import Progress

@@ -6,6 +6,7 @@ They are stored in queue.db. An in-memory queue keeps them here.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -46,9 +47,9 @@ class Settings:
         self.replication = known.replication
         """Where the queue ships to, as this process last saw it: that of `settings`. None: it was never replicated."""
 
+    @abstractmethod
     def learn_shards(self, topology: ShardList | None = None) -> None:
-        """See Store.learn_shards."""
-        raise NotImplementedError
+        """See Routing."""
 
     def healthy(self) -> list[Shard]:
         """Return the shards that are in service."""

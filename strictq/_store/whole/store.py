@@ -6,12 +6,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 from weakref import WeakSet
 
 import apsw
@@ -27,8 +26,6 @@ from ..._values.config import QueueConfig
 from ..._values.errors import (
     ConfigError,
     ForkedProcess,
-    OutcomeUnknown,
-    PartialFailure,
     QueueClosed,
     QueueNotFound,
     ReadOnlyQueue,
@@ -37,55 +34,41 @@ from ..._values.errors import (
     StoreError,
     StoreFull,
     StrictqError,
-    Throttled,
-    refusal_of,
 )
-from ..._values.keys import shared_key
 from ..._values.stats import ReplicationStatus
-from ..._values.tenants import LIMITS_MAX, TenantRules, send_rate_at, tenant_of
+from ..._values.tenants import TenantRules, tenant_of
 from ..._values.types import Event
 from ..catalog import contents, queue_db
 from ..catalog.contents import Catalog
-from ..commit.calls import OpenTransaction, bound, open_transaction
+from ..commit.calls import OpenTransaction, open_transaction
 from ..commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from ..commit.connection import Durability
 from ..commit.tx import NEVER
 from ..disk import layout, locks, reserve
-from ..disk.rate_file import SEND, Rate, RateFile
 from ..disk.shared_flags import Waker, waker_of
-from ..disk.topology import OwnerMap, ShardList
-from ..lane.ranges import NOWHERE, Rerouted, hash_of
-from ..shard import claiming, counting, expiring, sending
-from ..shard import moving as leaving
+from ..disk.topology import Range
+from ..lane.ranges import Rerouted
+from ..shard import claiming, sending
 from ..shard.messages import Item, Sent
-from ..shard.sending import NOTHING_ELSEWHERE, Elsewhere
 from ..shard.shard_file import CHECKPOINT_WAIT_SECONDS, KnownEmpty, Mover, Shard
 from ..shard.shard_lanes import ShardLanes
 from ..shipping.confirming import Confirming
 from ..shipping.shipping import Shipping
-from . import epoch, holders, live_consumers, moving, outbox, worker_reports
+from . import epoch, moving, outbox
+from .consumers import Consumers
 from .forgetting import Forgetting
-from .live_consumers import Description, LiveConsumer, OnlyConsumer, Seen
-from .settings import OnMismatch, Settings
+from .quotas import Quotas
+from .routing import Routing
+from .settings import OnMismatch
 from .upkeep import Upkeep
-from .worker_reports import R
 
-T = TypeVar("T")
 Hook = Callable[[Event], None]
 Items = Sequence[Item]
 
 WAITED_MAX: Final = 100_000
 """The maximum number of seconds of a wait that are counted."""
-DEAD_SECONDS: Final = 0.5
-"""How often a receive checks for dead workers."""
-DEAD_WAIT_SECONDS: Final = 0.02
-"""How long that check waits for a shard that other calls are writing to."""
 EMPTY_SECONDS: Final = 0.1
 """How long a receive passes over a shard that was empty, if no process says that this changed."""
-REROUTES_MAX: Final = 100
-"""How often a call is routed again before it gives up. Each move since the process last asked takes one."""
-AGE_LOOK: Final = 1_000_000
-"""The microseconds for which the age of a tenant's oldest message is used."""
 EAGER_SHARDS: Final = 16
 """Up to this number, shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 TIMESTAMP_NS: Final = 1_000_000_000
@@ -97,10 +80,6 @@ ROW_BYTES: Final = 400
 def _epoch(db: apsw.Connection) -> int | None:
     epoch: int | None = db.execute(TABLES.epoch).get
     return epoch
-
-
-def _config_version(lanes: ShardLanes) -> int:
-    return lanes.memory.mark.config_version
 
 
 def _lane_outlook(lanes: ShardLanes, now: int) -> tuple[bool, int, int, int]:
@@ -124,7 +103,7 @@ class ReplicaLook(Protocol):
         ...
 
 
-class Store(Settings):
+class Store(Routing):
     """All shards of one queue, in one process."""
 
     def __init__(
@@ -162,25 +141,13 @@ class Store(Settings):
         self.observers = Observers()
         if hook is not None:
             self.observers.add(EventHook(hook))
-        self._memory_consumers: set[str] = set()
-        self._watched_at = float("-inf")
-        self._memory_notices: dict[worker_reports.PrivateNotice[Any], Any] = {}
-        self._tenancy: TenantRules | None = None
-        self._ages: dict[bytes, tuple[int, int]] = {}
-        """Of tenants whose rates of sends depend on it: when, by the boot clock, the age of the oldest message was looked for."""
-        self._memory_live: list[OnlyConsumer] = []
         self._waited = 0.0
         self._own_locks: WeakSet[files.Lock] = WeakSet()
         """Locks that a forked child releases."""
-        self._holder: holders.ProcessHold | None = None
-        self.dead_at = 0.0
-        """When, by the machine's clock, to check again for dead workers."""
+        self.consumers = Consumers(self, self._own_locks)
         self._empties: Counter[int] = Counter()
-        self._rotation = 0
         self._pid = _process.pid
         self._closed = self._closing = False
-        self._owners = OwnerMap(known.topology)
-        self._hash_of: Callable[[bytes], int] | None = None
         if directory is None:
             self.waker = Waker()
         else:
@@ -189,28 +156,22 @@ class Store(Settings):
                 self.waker.begin_boot(clock.boot_id())
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
         self.wake = self.waker.notify
-        self.rates = RateFile(None if directory is None else directory / layout.RATES, clock)
+        self.quotas = Quotas(self, lambda: self.now(), directory, clock)
+        self.rates = self.quotas.rates
         self.note_change = self.waker.note_change
         self.suspects = self.waker.suspects
         self.synced, self.note_synced = self.waker.synced, self.waker.note_synced
         self.trust = self.waker.trust
         self.shipping = Shipping(self)
         self.confirming = Confirming(self)
-        self.shards = [
-            # A commit in memory costs less than waking a thread, as at "process".
-            Shard(self, part, directory, grouped=durability == "full" and directory is not None)
-            for part in known.topology
-        ]
-        if self.steered is not None:
-            self.steered.listen(self.waker.notify)
-        self._forgetting = [Forgetting(shard) for shard in self.shards]
-        self._adding = threading.Lock()
-        self.moves = threading.Lock()
-        """Held by the thread of this process that moves a range."""
-        self.has_moved = False
-        """Whether this process has met a key whose range moved."""
+        self.shards: list[Shard] = []
+        self._forgetting: list[Forgetting] = []
         self._forget_at = 0
         """The queue time before which no shard has anything to forget."""
+        for part in known.topology:
+            self._add_shard(part)
+        if self.steered is not None:
+            self.steered.listen(self.waker.notify)
         self._forgets = threading.Lock()
         self._tidied: list[tuple[int, int]] | None = None
         """What `_written` was when upkeep had nothing to do. None: it had, or it is not known."""
@@ -410,176 +371,13 @@ class Store(Settings):
     def closed(self) -> bool:
         return self._closed
 
-    # ---- routing
-
-    def shard_of(self, key: bytes) -> Shard:
-        """Return the shard of a stored key."""
-        if len(self.shards) == 1:
-            return self.shards[0]
-        if self._hash_of is None:
-            from ..._values.hashing import hash_key  # imported late: a queue of one shard needs none
-
-            self._hash_of = hash_key
-        return self.shards[self._owners.owner(self._hash_of(key))]
-
-    def at_owner(self, key: bytes, call: Callable[[Shard], T]) -> T:
-        """Make a call at the shard that has a key's lane, or may create it.
-
-        Args:
-            call: it may run more than once; where it raises Rerouted, it changed nothing.
-        """
-        shard = self.shard_of(shared_key(key))
-        for _ in range(REROUTES_MAX):
-            try:
-                return call(shard)
-            except Rerouted as e:
-                shard = self.follow(e)
-        raise StoreBusy("its range of keys is moving", shard=shard.number)
-
-    def at_owners(self, shard: Shard, keys: Sequence[bytes], call: Callable[[Shard, list[int]], Sequence[T]]) -> list[T]:
-        """Make a call about several keys at one shard; at several, if lanes of these keys have moved.
-
-        Args:
-            keys: of each item of the call. The items of a key stay together, in their order.
-            call: gets a shard and the indices of items, and returns a result for each.
-        Raises:
-            PartialFailure: it failed for some of them, after others had taken effect.
-        """
-        results: list[Any] = [None] * len(keys)
-        left, done, tries = {shard.number: list(range(len(keys)))}, False, 0
-        while left:
-            number, items = left.popitem()
-            try:
-                found: Sequence[Any] = call(self.shards[number], items)
-            except Rerouted as e:
-                tries += 1
-                if tries > len(keys) + REROUTES_MAX:
-                    raise StoreBusy("ranges of its keys are moving", shard=number) from None
-                to = self.follow(e).number
-                for at, some in ((number, [i for i in items if keys[i] != e.key]), (to, [i for i in items if keys[i] == e.key])):
-                    if some:
-                        left[at] = sorted([*left.get(at, ()), *some])
-                continue
-            except StrictqError as e:
-                if not done:
-                    raise
-                for i in [*items, *(i for some in left.values() for i in some)]:
-                    results[i] = e
-                raise PartialFailure("ranges of the keys are moving, and a part of the call failed", results) from e
-            done = True
-            for i, one in zip(items, found, strict=True):
-                results[i] = one
-        return results
-
-    def look_at_owner(self, key: bytes, look: Callable[[Shard, bool], T]) -> T:
-        """Look at a key in the shard that has its lane. Writes nothing, unless the lane is on its way.
-
-        Args:
-            look: gets a shard, and whether the shard must not refuse: the key has no lane in either shard of a move.
-        """
-        shard, asked = self.shard_of(shared_key(key)), list[int]()
-        while True:
-            try:
-                return look(shard, asked.count(shard.number) > 1)
-            except Rerouted as e:
-                asked.append(shard.number)
-                shard = self.learn(e)
-                if e.passage is not None and not self.read_only:
-                    moving.carry(self.shards[e.origin], shard)
-
-    def former(self, owner: Shard, key: bytes) -> list[Shard]:
-        """Return the other shards that once had a key, by number: what ended there has stayed."""
-        if owner.view(lambda lanes: lanes.memory.ranges) is None:
-            return []
-        hashed = hash_of(key)
-
-        def had(lanes: ShardLanes) -> bool:
-            return lanes.memory.ranges is not None and lanes.memory.ranges.had(hashed)
-
-        return [shard for shard in self.healthy() if shard is not owner and shard.view(had)]
-
-    def places_of(self, keys: Iterable[bytes]) -> dict[int, list[bytes]]:
-        """Return the keys by the number of the shard that has their lanes, or may create them."""
-        found: dict[int, list[bytes]] = {}
-        for key in keys:
-
-            def look(shard: Shard, anywhere: bool, key: bytes = key) -> int:
-                if not anywhere:
-                    shard.view(lambda lanes: lanes.loader.load((key,)))
-                return shard.number
-
-            found.setdefault(self.look_at_owner(key, look), []).append(key)
-        return found
-
-    def follow(self, error: Rerouted, forwards: Shard | None = None) -> Shard:
-        """Return the shard that a key's range moved to. A lane that is on its way has arrived there on return.
-
-        Args:
-            forwards: the shard whose sends the caller forwards, in their order.
-        """
-        shard = self.learn(error)
-        if error.passage is not None:
-            origin = self.shards[error.origin]
-            moving.carry_key(origin, shard, error.passage, error.key, forwards=origin is forwards)
-            shard.drain(bound(leaving.admit, error.key, error.passage.move, error.floor))
-        return shard
-
-    def learn(self, error: Rerouted) -> Shard:
-        """Note where ranges went. Return the shard to ask for the key."""
-        self.has_moved = True
-        number = error.shard
-        if number == NOWHERE:
-            raise StoreCorrupt("it never owned the range of a key", shard=error.origin)
-        newest = max([number, *(to for _, _, to in error.left)])
-        if newest >= len(self.shards):
-            self.learn_shards()
-        if newest >= len(self.shards):
-            raise StoreCorrupt(f"a range moved to shard {newest}, which queue.db does not name", shard=error.origin)
-        for lo, hi, to in error.left:
-            self.note_owner(lo, hi, to)
-        return self.shards[number]
-
-    def note_owner(self, lo: int, hi: int, shard: int) -> None:
-        """Route keys of a range to a shard from now on."""
-        self._owners.assign(lo, hi, shard)
-
-    def learn_shards(self, topology: ShardList | None = None) -> None:
-        """Open the shards that were added since this process opened the queue.
-
-        Args:
-            topology: what queue.db says; None: it is read.
-        """
-        if topology is None:
-            assert self.directory is not None
-            topology = queue_db.read(self.directory, read_only=self.read_only).topology
-        with self._adding:
-            for part in topology.ranges[len(self.shards) :]:
-                self.catalog = self.catalog._replace(topology=topology)
-                grouped = self.catalog.durability == "full" and self.directory is not None
-                shard = Shard(self, part, self.directory, grouped=grouped)
-                self._forgetting.append(Forgetting(shard))
-                self.shards.append(shard)
-                self._forget_at = 0
-
-    @property
-    def topology(self) -> ShardList:
-        """The shards, as this process knows them."""
-        return self.catalog.topology
-
-    def everywhere(self) -> list[Shard]:
-        """Return the shards in service, with those that other processes have added. For looks, which write nothing."""
-        for shard in self.healthy():
-            with suppress(StoreError):
-                self.keep_up(shard.view(_config_version))
-        return self.healthy()
-
-    def rotation(self) -> list[Shard]:
-        """Return all shards. The first one rotates with each call."""
-        shards = self.shards
-        if len(shards) == 1:
-            return shards
-        self._rotation = at = (self._rotation + 1) % len(shards)
-        return shards[at:] + shards[:at]
+    def _add_shard(self, part: Range) -> None:
+        # A commit in memory costs less than waking a thread, as at "process".
+        grouped = self.catalog.durability == "full" and self.directory is not None
+        shard = Shard(self, part, self.directory, grouped=grouped)
+        self._forgetting.append(Forgetting(shard))
+        self.shards.append(shard)
+        self._forget_at = 0
 
     # ---- sending
 
@@ -596,13 +394,13 @@ class Store(Settings):
             return self._append(shard, items, checked, moved)
         tenants = {item[0]: tenant_of(item[0], rules.separator) for item in items}
         wanted = Counter(tenants[item[0]] for item in items)
-        with self.admitted(wanted, tenants):
+        with self.quotas.admitted(wanted, tenants):
             return self._append(shard, items, checked, moved, wanted)
 
     def _append(
         self, shard: Shard, items: Items, checked: QueueConfig | None, moved: dict[bytes, int], tenants: Collection[bytes] = ()
     ) -> Sequence[Sent]:
-        elsewhere = self.elsewhere(shard, tenants)
+        elsewhere = self.quotas.elsewhere(shard, tenants)
         try:
             return shard.run(sending.Append(items, checked, elsewhere))
         except Rerouted:
@@ -633,74 +431,7 @@ class Store(Settings):
     @property
     def tenancy(self) -> TenantRules | None:
         """The limits of tenants. None: the queue has none."""
-        config = self.settings[0]
-        if config.tenant_separator is None:
-            return None
-        if self._tenancy is None or self._tenancy.limits is not config.limits or self._tenancy.text != config.tenant_separator:
-            self._tenancy = TenantRules(config.tenant_separator, config.limits)
-        return self._tenancy
-
-    @contextmanager
-    def admitted(self, wanted: Mapping[bytes, int], tenants: Mapping[bytes, bytes] | None = None) -> Iterator[None]:
-        """Take messages of the rates of their tenants. Return them if the block refuses to send.
-
-        Args:
-            wanted: the number of messages of each tenant.
-            tenants: the tenant of each stored key, so that the error says the messages of which keys are refused. None: all.
-        Raises:
-            Throttled: nothing was taken of the rates of the tenants.
-        """
-        rules = self.tenancy
-        if rules is None or not rules.limits_sends:
-            yield
-            return
-        taken: list[tuple[bytes, Rate, int]] = []
-        refused: dict[bytes, Throttled] = {}
-        for tenant, n in wanted.items():
-            limit = rules.of(tenant)
-            if limit.send_rate is None:
-                continue
-            age = 0 if limit.target_age_seconds is None else self._age_of(tenant)
-            name, rate = SEND + tenant, Rate(send_rate_at(limit, age / 1e6), limit.burst)
-            got, wait = self.rates.take(name, rate, n, whole=True)
-            if got:
-                taken.append((name, rate, n))
-                continue
-            shown = tenant.decode(errors="backslashreplace")
-            refused[tenant] = Throttled(
-                f"tenant {shown!r} sends more than {rate.per_second:g} messages a second", tenant=shown, retry_after=wait / 1e6
-            )
-        if refused:
-            self._return(taken)
-            if tenants is None:
-                raise max(refused.values(), key=attrgetter("retry_after"))
-            raise refusal_of({key: refused[name] for key, name in tenants.items() if name in refused})
-        try:
-            yield
-        except OutcomeUnknown:
-            raise
-        except StrictqError:
-            self._return(taken)
-            raise
-
-    def _age_of(self, tenant: bytes) -> int:
-        """Return the age of a tenant's oldest ready message, microseconds, as of the last second."""
-        at = self.rates.now()
-        looked_at, age = self._ages.get(tenant, (-AGE_LOOK, 0))
-        if at - looked_at >= AGE_LOOK:
-            now = self.now()
-            look = partial(counting.oldest_of_tenant, tenant=tenant, now=now)
-            found = [sent for shard in self.healthy() if (sent := shard.view(look)) is not None]
-            age = max(0, now - min(found)) if found else 0
-            if len(self._ages) >= LIMITS_MAX:
-                self._ages.clear()
-            self._ages[tenant] = at, age
-        return age
-
-    def _return(self, taken: Sequence[tuple[bytes, Rate, int]]) -> None:
-        """Return what was taken of the rates of tenants for messages that were refused."""
-        for name, rate, n in taken:
-            self.rates.give(name, rate, n)
+        return self.quotas.tenancy
 
     def require_room(self, shard: Shard, items: Items = ()) -> None:
         """Refuse to send while the reserve for acks is in use, or if a checkpoint would find no room for the messages.
@@ -772,44 +503,7 @@ class Store(Settings):
             with suppress(StrictqError):
                 shard.cut_wal()
 
-    # ---- maximum depths
-
-    def elsewhere(self, shard: Shard, tenants: Collection[bytes] = ()) -> Elsewhere:
-        """Return what the other shards have committed of what maximum depths limit.
-
-        Must be called before this shard's lock is taken: two shards that wait for each other's lock would deadlock.
-
-        Args:
-            tenants: those of the messages to send.
-        """
-        if len(self.shards) == 1:
-            return NOTHING_ELSEWHERE
-        config, rules = self.settings[0], self.tenancy
-        others = [s for s in self.healthy() if s is not shard]
-        messages = 0 if config.max_depth is None else sum(s.pending() for s in others)
-        if rules is None or not rules.limits_depth:
-            return Elsewhere(messages)
-        limited = [name for name in tenants if rules.of(name).max_depth is not None]
-        depths: Counter[bytes] = Counter()
-        for other in others if limited else ():
-            depths.update(other.tenant_depths(limited))
-        return Elsewhere(messages, depths)
-
     # ---- claiming
-
-    def in_flight_elsewhere(self, shard: Shard) -> Mapping[bytes, int] | None:
-        """Return the keys in flight in the other shards, of tenants that may have only so many. None: there are none such.
-
-        Must be called before this shard's lock is taken, as `elsewhere`.
-        """
-        rules = self.tenancy if self.settings[0].limits and len(self.shards) > 1 else None
-        if rules is None or not rules.limits_keys:
-            return None
-        found: Counter[bytes] = Counter()
-        for other in self.healthy():
-            if other is not shard:
-                found.update(other.look_briefly(lambda lanes: lanes.in_flight(rules, self.now())))
-        return found
 
     def outlook(self, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
         """Return whether anything is claimable in this shard, and the queue time at which that may change by itself.
@@ -884,104 +578,6 @@ class Store(Settings):
         """
         outbox.forward(self, self.healthy() if origins is None else origins)
 
-    # ---- named consumers
-
-    def notice(self, kind: type[R]) -> worker_reports.Notice[R] | worker_reports.PrivateNotice[R]:
-        """Return where a worker reports this about itself. Nothing is shown yet."""
-        if self.directory is None:
-            return worker_reports.PrivateNotice(self._memory_notices)
-        notice = worker_reports.Notice(self.directory, kind)
-        self._own_locks.add(notice)
-        return notice
-
-    def join(self, described: Description) -> LiveConsumer | OnlyConsumer:
-        """Let a consumer appear among the live ones, until its `end`, or the end of the process.
-
-        Raises:
-            StoreError: its file can't be written.
-        """
-        if self.directory is None:
-            return OnlyConsumer(self._memory_live, described)
-        consumer = LiveConsumer(self.directory, moving.InUse(self.shards), described, self.config.lease_seconds)
-        self._own_locks.add(consumer)
-        with files.typed("a consumer's file can't be written"):
-            consumer.join()
-        return consumer
-
-    def live(self) -> list[Seen]:
-        """Return the live consumers in all processes."""
-        if self.directory is None:
-            return [each.seen() for each in self._memory_live]
-        return live_consumers.live(self.directory)
-
-    def holder(self) -> holders.ProcessHold | None:
-        """Return this process's notes of its workers' claims. None: in memory, where leases end with the process."""
-        if self._holder is None and self.directory is not None:
-            self._holder = holders.ProcessHold(self.directory)
-            self._own_locks.add(self._holder)
-        return self._holder
-
-    def hold_with_process(self) -> holders.ProcessHold | None:
-        """Return where a worker notes its leases, which then end with its process, until `end` is called. None: in memory.
-
-        If there is no room for the file, leases end at their deadlines.
-        """
-        holder = self.holder()
-        if holder is not None:
-            with suppress(OSError, StoreError):
-                holder.begin()
-        return holder
-
-    def end_dead(self) -> bool:
-        """End the leases of workers whose processes have died. Return whether there are workers, live or dead."""
-        self.dead_at = time.monotonic() + DEAD_SECONDS
-        if self.directory is None or self.read_only:
-            return False
-        names = holders.named(self.directory)
-        for found in holders.dead(self.directory, names):
-            end = bound(expiring.end_claims, found.claims, found.single)
-            healthy = self.healthy()
-            mine = [shard for shard in healthy if shard.number in found.claims]
-            have_moved = [shard.run(end, DEAD_WAIT_SECONDS) for shard in mine]
-            if True in have_moved:  # its keys may be in other shards now
-                for shard in healthy:
-                    if shard not in mine:
-                        shard.run(end, DEAD_WAIT_SECONDS)
-        return bool(names)
-
-    def notices(self, kind: type[R]) -> list[R]:
-        """Return the reports of workers in all live processes."""
-        if self.directory is None:
-            return [report for report in self._memory_notices.values() if isinstance(report, kind)]
-        return worker_reports.read_all(self.directory, kind)
-
-    def watch_workers(self) -> list[worker_reports.WorkerSpans]:
-        """Return the newest spans that workers report, and let them report for another ten seconds."""
-        self._watched_at = time.monotonic()
-        if self.directory is not None:
-            with suppress(OSError, StoreError):  # the directory can't be written to
-                worker_reports.watch(self.directory)
-        return self.notices(worker_reports.WorkerSpans)
-
-    def workers_are_watched(self) -> bool:
-        """Return whether workers are to report spans. Costs one look at a file."""
-        if self.directory is None:
-            return time.monotonic() - self._watched_at < worker_reports.WATCHED_SECONDS
-        return worker_reports.is_watched(self.directory)
-
-    def progress(self, attempt: worker_reports.Attempt) -> tuple[float, str, float] | None:
-        """Return what the running handler of a message reported last. None: it reported nothing."""
-        reports = (report.progress for report in self.notices(worker_reports.RunningHandlers))
-        return next((report[attempt] for report in reports if attempt in report), None)
-
-    def consumer_lock(self, name: str) -> locks.ConsumerLock | locks.PrivateLock:
-        """Return the lock for the holder of a named consumer. It is not acquired yet."""
-        if self.directory is None:
-            return locks.PrivateLock(self._memory_consumers, name)
-        lock = locks.ConsumerLock(self.directory, name, look=self.read_only)
-        self._own_locks.add(lock)
-        return lock
-
     # ---- calls by shards (commit.Host)
 
     def reload_epoch(self) -> None:
@@ -1055,7 +651,7 @@ class Store(Settings):
         self._look_for_files()
         workers = waits = moves = True
         with suppress(StrictqError):
-            workers = self.end_dead()
+            workers = self.consumers.end_dead()
         with suppress(StrictqError):
             self.forward()
             waits = False
