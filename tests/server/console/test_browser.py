@@ -124,6 +124,13 @@ def fill(q: strictq.Queue, directory: Path) -> None:
     (directory / "orders.sqs.json").write_text(json.dumps(entry))
 
 
+CURRENT_IN_SIGHT = """() => {
+  const link = document.querySelector("#nav [aria-current]").getBoundingClientRect(), nav = document.querySelector("#nav");
+  const box = nav.getBoundingClientRect();
+  return link.left >= box.left - 1 && link.right <= box.right + 1;
+}"""
+
+
 def wait(page: Any, condition: str, arg: Any = None) -> None:
     """Wait until an expression is true. The policy forbids Playwright's own way of doing that."""
     end = time.monotonic() + 60
@@ -163,7 +170,9 @@ def test_every_page_fits_and_is_whole(site: Site) -> None:
                     page.emulate_media(color_scheme=theme)
                     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], where
                     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == theme
+                    wait(page, CURRENT_IN_SIGHT)
             assert page.locator(".banner.bad").count() == 0, where
+            assert page.locator("#trouble").text_content() == ""
             assert page.locator("main h1").count() == 1, where
 
 
@@ -296,6 +305,22 @@ def test_the_queue_is_paused_and_resumed(site: Site) -> None:
         confirm(page, "Resume")
         said(page, "delivered again")
         wait(page, "!document.querySelector('.banner')")
+
+
+def test_a_queue_that_cannot_be_read_and_a_server_that_is_gone_are_reported(tmp_path: Path, site: Site) -> None:
+    with strictq.open(tmp_path / "orders.strictq", durability="process") as q:
+        q.send(b"", key="a")
+    context = site.browser.new_context()
+    with serving(tmp_path) as server:
+        page = context.new_page()
+        page.goto(f"{server.url}/console/#orders/overview")
+        page.wait_for_selector("#live.on")
+        (tmp_path / "orders.strictq").rename(tmp_path / "elsewhere")
+        wait(page, "document.querySelector('#trouble').textContent.includes('The queue cannot be read')")
+        (tmp_path / "elsewhere").rename(tmp_path / "orders.strictq")
+        wait(page, "document.querySelector('#trouble').textContent === ''")
+    wait(page, "document.querySelector('#trouble').textContent.includes('The connection to the server is lost')")
+    context.close()
 
 
 def test_a_shard_is_split(site: Site) -> None:

@@ -1,9 +1,9 @@
 // The frame: which page is shown, the stream of samples, and the theme.
 import { href, PAGES } from "./pages.js";
-import { $, age, api, el, empty, num, setNow, state } from "./ui.js";
+import { $, age, api, el, empty, num, plain, setNow, state } from "./ui.js";
 
 const main = $("#main");
-let page = null, route = [], source = null, drawn = 0;
+let page = null, route = [], source = null, drawn = 0, scrolled = "";
 
 const where = () => location.hash.slice(1).split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
 
@@ -17,7 +17,7 @@ function nav() {
   if (!same) box.replaceChildren(...links);
   else [...box.children].forEach((a, i) => { a.href = links[i].href; links[i].hasAttribute("aria-current") ? a.setAttribute("aria-current", "page") : a.removeAttribute("aria-current"); });
   const current = $("#nav [aria-current]");
-  if (current && !same) box.scrollLeft = current.offsetLeft - 60;
+  if (current && (!same || current.textContent !== scrolled)) { scrolled = current.textContent; box.scrollLeft = current.offsetLeft - (box.clientWidth - current.offsetWidth) / 2; }
 }
 
 async function go() {
@@ -39,8 +39,11 @@ async function go() {
 
 function live(on, text) { const e = $("#live"); e.classList.toggle("on", on); if (e.textContent !== text) e.textContent = text; }
 
+function trouble(text) { const e = $("#trouble"), said = plain(text || ""); if (e.textContent !== said) e.textContent = said; }
+
 function connect() {
   source?.close();
+  trouble("");
   if (!state.queue) { live(false, "no queue"); main.replaceChildren(empty("There is no queue in the directories of this server.")); return; }
   const queue = state.queue;
   source = new EventSource(`events?queue=${encodeURIComponent(queue)}`);
@@ -48,7 +51,8 @@ function connect() {
     if (queue !== state.queue) return;
     const found = JSON.parse(m.data), first = !state.stats;
     setNow(found.now);
-    if (found.error) { live(false, "the queue cannot be read"); $("#foot").textContent = found.error; return; }
+    trouble(found.error && `The queue cannot be read: ${found.error}. What the page shows may be old.`);
+    if (found.error) { live(false, "cannot be read"); return; }
     const last = state.points.length ? state.points[state.points.length - 1].t : 0;
     state.points.push(...found.points.filter((p) => p.t > last));
     if (state.points.length > 600) state.points.splice(0, state.points.length - 600);
@@ -60,14 +64,14 @@ function connect() {
     page?.sampled?.();
     page?.tick?.(main);
   };
-  source.onerror = () => live(false, "connection lost, trying again");
+  source.onerror = () => { live(false, "not connected"); trouble("The connection to the server is lost. The page tries to connect again, and shows what it had read before."); };
 }
 
 async function queues() {
   const found = await api("queues");
   state.queues = found.queues; state.actions = found.actions;
   const mode = $("#mode");
-  mode.textContent = state.actions ? "actions" : "read-only"; mode.classList.toggle("actions", state.actions);
+  mode.textContent = state.actions ? "actions on" : "read-only"; mode.classList.toggle("actions", state.actions);
   const pick = $("#queue");
   if ([...pick.options].map((o) => o.value).join("\n") !== found.queues.map((q) => q.name).join("\n")) { pick.replaceChildren(...found.queues.map((q) => el("option", { value: q.name }, q.name))); pick.value = state.queue; }
 }
@@ -82,6 +86,7 @@ $("#theme").addEventListener("click", () => {
   try { localStorage.setItem("strictq-theme", root.dataset.theme); } catch { /* the choice lasts for this page */ }
 });
 addEventListener("hashchange", go);
+addEventListener("resize", () => { scrolled = ""; nav(); });
 addEventListener("pagehide", () => source?.close());
 await queues();
 await go();

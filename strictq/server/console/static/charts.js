@@ -1,5 +1,5 @@
 // Charts in SVG: time series with axes, areas and values under the pointer; small lines for tiles; the workers' timeline.
-import { age, clock, cut, el, num, plain, svg } from "./ui.js";
+import { age, clock, cut, el, num, plain, svg, tail } from "./ui.js";
 
 // Round values for an axis from 0 to at least `most`.
 export function ticks(most, wanted) {
@@ -81,7 +81,7 @@ export function timeline(box, found) {
   const root = svg("svg", { viewBox: `0 0 ${w} ${h}`, height: h, role: "img", "aria-label": `Handlers of the last ${age(span)}, by key: ${keys.map((k) => plain(cut(k, 20))).join(", ")}` });
   keys.forEach((key, i) => {
     const y = i * row;
-    root.append(svg("line", { class: "row", x1: 0, x2: w, y1: y + row - 0.5, y2: y + row - 0.5 }), svg("text", { class: "key", x: 2, y: y + row / 2 + 4 }, cut(plain(key), w < 600 ? 9 : 15)));
+    root.append(svg("line", { class: "row", x1: 0, x2: w, y1: y + row - 0.5, y2: y + row - 0.5 }), svg("text", { class: "key", x: 2, y: y + row / 2 + 4 }, tail(plain(key), w < 600 ? 10 : 15)));
     for (const s of recent) {
       if (s.key !== key) continue;
       const a = Math.max(left, x(s.start)), b = x(s.end ?? to), kind = BAD.has(s.outcome) ? "bad" : s.stage, top = y + (s.stage === "prepare" ? 3 : 17), width = Math.max(b - a - 1, 2);

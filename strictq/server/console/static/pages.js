@@ -1,6 +1,6 @@
 // The pages. Each has show(main, ...path), and may have sampled() and tick().
 import { spark, timeChart, timeline } from "./charts.js";
-import { $, act, age, api, ask, bar, bytesOf, card, chip, cut, el, empty, facts, keyText, many, moment, num, perform, plain, segments, shown, since, size, state, table, toast, whole } from "./ui.js";
+import { $, act, age, api, ask, bar, bytesOf, card, chip, cut, el, empty, facts, keyText, many, moment, num, perform, plain, segments, setting, shown, since, size, state, table, toast, whole } from "./ui.js";
 
 const part = encodeURIComponent;
 export const href = (...path) => "#" + [state.queue, ...path].map(part).join("/");
@@ -20,10 +20,14 @@ function textOf(bytes, isWhole) {
   for (let n = 1; n < 4 && !isWhole; n++) try { return UTF8.decode(bytes.subarray(0, bytes.length - n)); } catch { /* shorter still */ }
   return null;
 }
-// Indent JSON without changing its numbers and texts, as parsing and writing would.
+const LINE_MAX = 80;
+// Write short JSON in a line and indent other JSON, without changing its numbers and texts, as parsing and writing would.
 export function indented(text) {
   let out = "", depth = 0;
-  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g)) {
+  const tokens = [...text.matchAll(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g)].map(([token]) => token);
+  const line = tokens.slice(0, LINE_MAX).map((token) => token === ":" || token === "," ? `${token} ` : token).join("");
+  if (tokens.length <= LINE_MAX && line.length <= LINE_MAX) return line;
+  for (const token of tokens) {
     if (token === "}" || token === "]") { depth--; out = /[{[]\s*$/.test(out) ? out.trimEnd() : `${out}\n${"  ".repeat(depth)}`; }
     out += token === ":" ? ": " : token;
     if (token === "{" || token === "[") out += `\n${"  ".repeat(++depth)}`;
@@ -66,7 +70,7 @@ function banners(s) {
   const said = [];
   if (s.paused) said.push(["", "The queue is paused: receives return nothing."]);
   if (s.paused_types?.length) said.push(["", `Paused handler types: ${s.paused_types.join(", ")}`]);
-  for (const b of s.breakers || []) said.push(["bad", `${b.consumer}: the circuit breaker${b.group ? ` of ${b.group}` : ""} is open since ${age(Date.now() / 1000 - b.since)}: ${b.error}`]);
+  for (const b of s.breakers || []) said.push(["bad", `${b.consumer}: the circuit breaker${b.group ? ` of ${b.group}` : ""} opened ${since(b.since)}: ${b.error}`]);
   for (const x of s.shards || []) if (x.quarantined) said.push(["bad", `Shard ${x.shard} is quarantined: ${x.quarantined}`]);
   if (s.replication && (s.replication.stopped || s.replication.lapsed)) said.push(["bad", `Replication: ${s.replication.last_error || "it lapsed"}`]);
   return said.map(([kind, text]) => el("div", { class: `banner ${kind}` }, shown(text)));
@@ -88,7 +92,7 @@ function tiles(s, points) {
 }
 const parts = (text) => { const [n, unit] = text.split(" "); return [n, unit || ""]; };
 function lanesTable(label, rows, top) {
-  return table(label, ["*Key", "#Messages", "", "Oldest", "State"], rows.map((r) => [keyLink(r, 34), whole(r.depth), bar(r.depth, top, many(r.depth, "message")), age(r.oldest_age_seconds), chip(r.state)]), "No lane has messages.");
+  return table(label, ["*Key", "#Messages", "", "Oldest", "State"], rows.map((r) => [keyLink(r, 34), whole(r.depth), bar(r.depth, top, many(r.depth, "message")), el("time", {}, age(r.oldest_age_seconds)), chip(r.state)]), "No lane has messages.");
 }
 function workersTable(consumers, leases) {
   const running = consumers.filter((c) => c.kind !== "stream"), known = new Set(running.map((c) => c.name)), plainly = new Map();
@@ -178,8 +182,8 @@ export const key = {
       card(null, facts([["Unresolved", whole(e.depth)], ["Dead letters", whole(e.dead)], ["Next seq", whole(e.head_seq)], ["Attempts of it", whole(e.attempts)], e.by && [e.state === "held" ? "Reason" : "Holder", el("span", {}, shown(e.by))], e.since && ["Since", moment(e.since)], e.until && ["Until", moment(e.until)], e.token && ["Token", String(e.token)], ["Shard", String(e.shard)]]),
         p ? el("div", {}, el("p", { class: "note" }, `${percent(p.fraction)} `, ...shown(p.text), ", reported ", moment(p.at)), bar(p.fraction, 1, `Progress ${percent(p.fraction)}`, "busy")) : null));
     if (head && (head.errors.length || head.last_output || head.last_error)) out.push(card(["Attempts of the next message", el("small", {}, `seq ${whole(found.messages[0].seq)}, the last five failures, newest first`)], head.errors.length ? tries(head.errors) : head.last_error ? el("p", { class: "err" }, shown(head.last_error)) : null, head.last_output ? el("details", { open: true }, el("summary", {}, "Output"), el("pre", {}, shown(head.last_output, true))) : null));
-    out.push(card(["Next messages", el("small", {}, `${many(e.depth, "unresolved message")}; the first ${found.messages.length} are shown`)], table("Next messages", ["#Seq", "State", "#Attempts", "Sent", "*Body", ...(state.actions ? ["!"] : [])], found.messages.map((m) => [whole(m.seq), chip(m.state), whole(m.attempts), el("span", {}, moment(m.enqueued_at), m.due_at ? [", due ", moment(m.due_at)] : null, m.expires_at ? [", expires ", moment(m.expires_at)] : null), el("div", {}, bodyOf(m), headersView(m.headers), m.status?.errors.length && m !== found.messages[0] ? el("details", {}, el("summary", {}, many(m.status.errors.length, "failed attempt")), tries(m.status.errors)) : null), ...(state.actions ? [rejecting(m)] : [])]), "The lane is empty.")));
-    if (e.dead) out.push(deadTable(found.dead, `Dead letters of this key`, again, state.actions && e.dead > 1 ? button(`Redrive ${whole(e.dead)}`, async () => { if (await ask("Redrive this key?", [`Return ${many(e.dead, "dead letter")} of `, named(), " to the front of its lane, at their original positions."], `Redrive ${whole(e.dead)}`)) call("redrive", {}); }, "small") : null));
+    out.push(card(["Next messages", found.messages.length < e.depth ? el("small", {}, `the first ${found.messages.length} of ${many(e.depth, "unresolved message")}`) : null].filter(Boolean), table("Next messages", ["#Seq", "State", "#Attempts", "Sent", "*Body", ...(state.actions ? ["!"] : [])], found.messages.map((m) => [whole(m.seq), chip(m.state), whole(m.attempts), el("span", {}, moment(m.enqueued_at), m.due_at ? [", due ", moment(m.due_at)] : null, m.expires_at ? [", expires ", moment(m.expires_at)] : null), el("div", {}, bodyOf(m), headersView(m.headers), m.status?.errors.length && m !== found.messages[0] ? el("details", {}, el("summary", {}, many(m.status.errors.length, "failed attempt")), tries(m.status.errors)) : null), ...(state.actions ? [rejecting(m)] : [])]), "The lane is empty.")));
+    if (e.dead) out.push(deadTable(found.dead, `Dead letters of this key`, again, false, state.actions && e.dead > 1 ? button(`Redrive ${whole(e.dead)}`, async () => { if (await ask("Redrive this key?", [`Return ${many(e.dead, "dead letter")} of `, named(), " to the front of its lane, at their original positions."], `Redrive ${whole(e.dead)}`)) call("redrive", {}); }, "small") : null));
     const past = el("div", {}, found.history ? button("Read the history", async () => { past.replaceChildren(empty("Reading…")); try { const h = await api("history", mine(row)); past.replaceChildren(historyTable(h), el("p", { class: "note" }, `The newest ${h.records.length}, ${took(h)}${h.whole ? "" : "; the history is longer than what was read"}`)); } catch (x) { toast(x.message); } }) : empty("This queue keeps no history: its setting `history` is off."));
     out.push(card("History", past));
     main.replaceChildren(...out);
@@ -191,9 +195,9 @@ function historyTable(h) {
 
 // ---- dead letters
 
-function deadTable(rows, label, again, ...tools) {
+function deadTable(rows, label, again, keys, ...tools) {
   const redriving = (m) => m.key_type == null ? null : button("Redrive", async () => { if (await ask(`Redrive seq ${whole(m.seq)}?`, ["Return it to the front of the lane of ", el("b", {}, shown(cut(keyText(m), 60))), ", at its original position, with 0 attempts."], "Redrive")) perform("redrive", { ...mine(m), seq: m.seq }, again); }, "small");
-  return card([label, el("span", { class: "right" }, ...tools)], table(label, ["*Key", "#Seq", "*Why", "#Attempts", "Died", "*Body", ...(state.actions ? ["!"] : [])], rows.map((m) => [keyLink(m), whole(m.seq), el("div", {}, chip(m.kind), " ", el("span", { class: "err" }, shown(cut(m.reason || "", 300))), m.errors.length ? el("details", {}, el("summary", {}, many(m.errors.length, "failed attempt")), tries(m.errors)) : null, m.output ? el("details", {}, el("summary", {}, "Output"), el("pre", {}, shown(m.output, true))) : null), whole(m.attempts), moment(m.died_at), el("div", {}, bodyView(m.body, m.key_type == null ? null : () => api("body", { ...mine(m), seq: m.seq, dead: 1 })), headersView(m.headers)), ...(state.actions ? [redriving(m)] : [])]), "There are no dead letters."));
+  return card([label, el("span", { class: "right" }, ...tools)], table(label, [...(keys ? ["*Key"] : []), "#Seq", "*Why", "#Attempts", "Died", "*Body", ...(state.actions ? ["!"] : [])], rows.map((m) => [...(keys ? [keyLink(m)] : []), whole(m.seq), el("div", {}, chip(m.kind), " ", el("span", { class: "err" }, shown(cut(m.reason || "", 300))), m.errors.length ? el("details", {}, el("summary", {}, many(m.errors.length, "failed attempt")), tries(m.errors)) : null, m.output ? el("details", {}, el("summary", {}, "Output"), el("pre", {}, shown(m.output, true))) : null), whole(m.attempts), moment(m.died_at), el("div", {}, bodyView(m.body, m.key_type == null ? null : () => api("body", { ...mine(m), seq: m.seq, dead: 1 })), headersView(m.headers)), ...(state.actions ? [redriving(m)] : [])]), "There are no dead letters."));
 }
 export const dead = {
   label: "Dead letters",
@@ -211,7 +215,7 @@ export const dead = {
     const label = kind ? `Dead letters of one reason` : "Newest dead letters";
     main.replaceChildren(title("Dead letters", el("span", { class: "note" }, `${found.complete ? "" : "at least "}${many(found.all, "dead letter")}, ${took(found)}`), ...all, button("Refresh", again)),
       card(["By reason", el("small", {}, "numbers in reasons are replaced by #")], table("Groups", ["#Messages", "", "*Why", "*Keys", "Last", "!"], groups, "There are no dead letters.")),
-      deadTable(found.letters, label, again, kind ? el("a", { href: href("dead") }, "Show all") : null),
+      deadTable(found.letters, label, again, true, kind ? el("a", { href: href("dead") }, "Show all") : null),
       found.matching > found.letters.length ? el("p", { class: "tools note" }, `${whole(at + 1)} to ${whole(at + found.letters.length)} of ${whole(found.matching)}`, at > 0 ? turn("Newer", Math.max(at - 25, 0)) : null, at + 25 < found.matching ? turn("Older", at + 25) : null) : "");
   },
 };
@@ -265,7 +269,7 @@ export const shards = {
       card(null, facts([["Path", el("span", {}, shown(set.path))], ["Durability", set.durability], ["Shards", whole(set.shards)], ["On disk", size(s?.disk_bytes)], ["Sent in all", whole(s?.sends)], ["Acked in all", whole(s?.acks)]])),
       card("Shards", table("Shards", ["#Shard", "State", "#Messages", "#Lanes", "#Dead", "Oldest", "#On disk", "#WAL", "Consumer", "#Sends", "Hashes", ...(state.actions ? ["!"] : [])], rows)),
       card(["What to split or isolate", el("small", {}, "the look reads every key with messages")], advice),
-      card(["Settings", el("small", {}, "strictq config changes them")], facts(Object.entries(set.settings).map(([name, value]) => [name, el("span", {}, shown(value === null ? "none" : Array.isArray(value) ? value.join(", ") || "none" : String(value)))]))));
+      card(["Settings", el("small", {}, "strictq config changes them")], facts(Object.entries(set.settings).map(([name, value]) => [name, el("span", {}, shown(setting(name, value)))]))));
   },
   move(m) {
     if (!m) return null;
@@ -296,7 +300,7 @@ export const replication = {
   sampled() {
     const r = state.stats?.replication;
     if (!r || !this.chart) return;
-    this.facts.replaceChildren(...banners({ replication: r }), card(null, facts([["Mode", chip(r.mode)], ["Target", el("span", {}, shown(r.target || "–"))], ["Ships now", r.shipping ? "yes" : "no"], ["Lag", age(r.lag_seconds)], ["Not at the target", size(r.lag_bytes)], ["Newest state there", moment(r.confirmed_at)], ["Segment", whole(r.segment)], ["Term", whole(r.term)], r.proof && ["Last proof", r.proof.at ? moment(r.proof.at) : "never"], r.last_error && ["Last error", el("span", { class: "err" }, shown(r.last_error))]])));
+    this.facts.replaceChildren(...banners({ replication: r }), card(null, facts([["Target", el("span", {}, shown(r.target || "–"))], ["Mode", chip(r.mode)], ["Ships now", r.shipping ? "yes" : "no"], ["Lag", age(r.lag_seconds)], ["Not at the target", size(r.lag_bytes)], ["Newest state there", moment(r.confirmed_at)], ["Segment", whole(r.segment)], ["Term", whole(r.term)], r.proof && ["Last proof", r.proof.at ? moment(r.proof.at) : "never"], r.last_error && ["Last error", el("span", { class: "err" }, shown(r.last_error))]])));
     this.chart.set(state.points);
   },
 };

@@ -40,6 +40,8 @@ export function shown(text, lines = false) {
   return nodes;
 }
 export const cut = (text, n) => { const all = [...String(text)]; return all.length > n ? all.slice(0, n - 1).join("") + "…" : String(text); };
+// The end of a text: what differs between keys is often there.
+export const tail = (text, n) => { const all = [...String(text)]; return all.length > n ? "…" + all.slice(1 - n).join("") : String(text); };
 export const many = (n, what) => `${whole(n)} ${what}${n === 1 ? "" : "s"}`;
 export const whole = (n) => n == null ? "–" : Number(n).toLocaleString("en-US");
 export function num(n) {
@@ -63,6 +65,14 @@ export function size(bytes) {
   if (bytes == null) return "–";
   for (const unit of ["B", "KB", "MB", "GB"]) { if (bytes < 1000) return `${unit === "B" ? bytes : bytes.toFixed(1)} ${unit}`; bytes /= 1000; }
   return `${bytes.toFixed(1)} TB`;
+}
+// A setting, with its unit in words where its name has one.
+export function setting(name, value) {
+  if (value === null || Array.isArray(value) && !value.length) return "none";
+  if (typeof value !== "number") return Array.isArray(value) ? value.join(", ") : String(value);
+  const said = whole(value);
+  if (name.endsWith("_seconds") && value >= 100) return `${said} (${age(value)})`;
+  return name.endsWith("_bytes") ? `${said} (${size(value)})` : said;
 }
 export const clock = (t) => new Date(t * 1000).toTimeString().slice(0, 8);
 export function moment(t) {
@@ -92,7 +102,7 @@ export function bar(value, most, label, kind = "") {
 }
 export const card = (title, ...kids) => el("section", { class: "card" }, title ? el("h2", {}, title) : null, ...kids);
 export const empty = (text) => el("p", { class: "empty" }, text);
-export const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => el("div", { class: name === "Path" ? "whole" : null }, el("dt", {}, name), el("dd", {}, value))));
+export const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => el("div", { class: name === "Path" || name === "Target" ? "whole" : null }, el("dt", {}, name), el("dd", {}, value))));
 // heads: name, "#name" (a number), "!" (buttons), "*name" (takes a line of its own on a phone)
 export function table(label, heads, rows, none = "Nothing here.") {
   if (!rows.length) return empty(none);
