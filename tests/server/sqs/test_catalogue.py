@@ -22,12 +22,6 @@ def c() -> Iterator[Caller]:
         yield caller
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Caller]:
-    with calling(tmp_path) as caller:
-        yield caller
-
-
 def attributes(c: Caller, url: str, *names: str) -> dict[str, str]:
     got = c.call("GetQueueAttributes", QueueUrl=url, AttributeNames=list(names or ("All",)))
     return dict(got.get("Attributes", {}))

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strictq.server.sqs.served import ServedQueue
 from tests.server.sqs.asgi import Caller, SqsRefused, bodies, calling, counts
-
-
-@pytest.fixture(params=["memory", "process", "full"])
-def c(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
-    disk = request.param != "memory"
-    with calling(tmp_path if disk else None, durability=request.param if disk else "process") as caller:
-        yield caller
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Caller]:
-    with calling(tmp_path) as caller:
-        yield caller
 
 
 def arn(c: Caller, url: str) -> str:

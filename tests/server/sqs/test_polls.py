@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,6 @@ import pytest
 
 import strictq
 from tests.server.sqs.asgi import Caller, bodies, calling
-
-
-@pytest.fixture(params=["memory", "process", "full"])
-def c(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
-    disk = request.param != "memory"
-    with calling(tmp_path if disk else None, durability=request.param if disk else "process") as caller:
-        yield caller
 
 
 def poll(c: Caller, url: str, gone: asyncio.Event | None = None, **others: Any) -> asyncio.Task[Any]:
