@@ -177,6 +177,17 @@ def test_contributing_names_every_room_with_its_floor() -> None:
     assert "CONTRIBUTING.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_contributing_says_where_a_change_reaches() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| change |")[2].partition("\n\n")[0]
+    for line in text.splitlines()[2:]:
+        folder = ""
+        _, *cells = line.strip("|").split("|")
+        for name in re.findall(r"`([a-z_/.]+)`", " ".join(cells)):
+            folder = name.rpartition("/")[0] or folder  # a name without a folder is in the one before, or in none
+            places = [PACKAGE / name, PACKAGE / folder / name]
+            assert any(place.exists() or place.with_suffix(".py").exists() for place in places), f"{name} in: {line}"
+
+
 @of_each(FILES)
 def test_imports_point_down(path: Path) -> None:
     here = part(path)
