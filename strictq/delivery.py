@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ._client.client import Client
 from ._client.leased import OPEN, LeaseState, MessageState, Origin
-from ._store.api import Fields, Held, Row, decode_headers
+from ._platform.declared_once import mirrored
+from ._store.api import Fields, Held, Row, headers_of
 from ._values import hints
 from ._values.errors import InvalidArgument, LeaseLost
 from ._values.keys import Key
@@ -125,7 +126,7 @@ class Delivery(MessageState):
     def headers(self) -> dict[str, str]:
         """The headers, as sent."""
         text = Fields.headers(self._row)
-        return decode_headers(text, self.lease.shard) if text else {}
+        return headers_of(text, self.lease.shard) if text else {}
 
     @property
     def dedup_id(self) -> str | None:
@@ -331,75 +332,20 @@ class MessageView:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    @property
-    def key(self) -> Key | None:
-        """The key, as sent; None for a keyless message."""
-        return self._delivery.key
-
-    @property
-    def seq(self) -> int:
-        """The position in its key's sequence, from 1."""
-        return self._delivery.seq
-
-    @property
-    def id(self) -> int:
-        """The arrival number within its shard."""
-        return self._delivery.id
-
-    @property
-    def body(self) -> bytes:
-        """The content."""
-        return self._delivery.body
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers, as sent."""
-        return self._delivery.headers
-
-    @property
-    def dedup_id(self) -> str | None:
-        """The dedup id, as sent; None: it has none. See Delivery.dedup_id."""
-        return self._delivery.dedup_id
-
-    @property
-    def attempt(self) -> int:
-        """The number of this start of a handler, from 1."""
-        return self._delivery.attempt
-
-    @property
-    def enqueued_at(self) -> float:
-        """The time of the send, in seconds since 1970."""
-        return self._delivery.enqueued_at
-
-    @property
-    def size_hint(self) -> float | None:
-        """The sender's size hint; None: none was sent."""
-        return self._delivery.size_hint
-
-    @property
-    def prepare_seconds(self) -> float | None:
-        """The sender's estimate of the prepare stage, seconds; else the queue's setting; None: neither is set."""
-        return self._delivery.prepare_seconds
-
-    @property
-    def process_seconds(self) -> float | None:
-        """The sender's estimate of the process stage, seconds; else the queue's setting; None: neither is set."""
-        return self._delivery.process_seconds
-
-    @property
-    def token(self) -> int:
-        """The fencing token. Pass it to external systems, so that they can refuse a late holder."""
-        return self._delivery.token
-
-    @property
-    def shard(self) -> int:
-        """The number of its shard."""
-        return self._delivery.shard
-
-    @property
-    def handle(self) -> str:
-        """A str that identifies this delivery. `q.delivery(handle)` settles it from any process, also after a restart."""
-        return self._delivery.handle
+    key: Final[Key | None] = mirrored(Delivery, "_delivery")
+    seq: Final[int] = mirrored(Delivery, "_delivery")
+    id: Final[int] = mirrored(Delivery, "_delivery")
+    body: Final[bytes] = mirrored(Delivery, "_delivery")
+    headers: Final[dict[str, str]] = mirrored(Delivery, "_delivery")
+    dedup_id: Final[str | None] = mirrored(Delivery, "_delivery")
+    attempt: Final[int] = mirrored(Delivery, "_delivery")
+    enqueued_at: Final[float] = mirrored(Delivery, "_delivery")
+    size_hint: Final[float | None] = mirrored(Delivery, "_delivery")
+    prepare_seconds: Final[float | None] = mirrored(Delivery, "_delivery")
+    process_seconds: Final[float | None] = mirrored(Delivery, "_delivery")
+    token: Final[int] = mirrored(Delivery, "_delivery")
+    shard: Final[int] = mirrored(Delivery, "_delivery")
+    handle: Final[str] = mirrored(Delivery, "_delivery")
 
     def json(self) -> Any:
         """Return the body decoded as JSON."""

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from ._client import validate
 from ._platform import files
 from ._platform.clock import Clock, SystemClock
+from ._platform.declared_once import same_arguments
 from ._store import api
 from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
 from ._values import hints
 from ._values.config import QueueConfig
 from ._values.errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
-from ._values.types import Event, same_arguments
+from ._values.types import Event
 from .queue import Queue
 
 if TYPE_CHECKING:

@@ -597,15 +597,12 @@ class Queue:
             InvalidArgument: the key, seq or receipt is invalid.
         """
         reports = self._storage.reports
-        if isinstance(key, Receipt):
-            if seq is not None:
-                raise InvalidArgument("a receipt contains the seq: do not pass seqs as well")
-            if key.key is None:
-                return reports.status_of_keyless(*validate.place(key, self.shards)) or _resolved(key)
-            return reports.status(encode_key(key.key), validate.whole("seq", key.seq, 1, 2**62))
-        if seq is None:
-            raise InvalidArgument("status() with a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
-        return reports.status(encode_key(key), validate.whole("seq", seq, 1, 2**62))
+        match validate.message_of("status", key, seq, self.shards):
+            case bytes(raw), at:
+                return reports.status(raw, at)
+            case shard, arrival:
+                assert isinstance(key, Receipt)
+                return reports.status_of_keyless(shard, arrival) or _resolved(key)
 
     def output(self, key: Key | Receipt, seq: int | None = None, *, wait: float | None = 0.0) -> str | None:
         """Return the output that a message's handler left with its ack, if the queue keeps outputs; see `output_seconds`.
@@ -647,15 +644,11 @@ class Queue:
     def _output_of(self, of: Key | Receipt, seq: int | None) -> Callable[[], tuple[bool, str | None]]:
         """Return a function that reads whether a message has ended, and its kept output."""
         reports = self._storage.reports
-        if isinstance(of, Receipt):
-            if seq is not None:
-                raise InvalidArgument("a receipt contains the seq: do not pass seqs as well")
-            if of.key is None:
-                return partial(reports.output_of_keyless, *validate.place(of, self.shards))
-            return partial(reports.output, encode_key(of.key), validate.whole("seq", of.seq, 1, 2**62))
-        if seq is None:
-            raise InvalidArgument("output() with a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
-        return partial(reports.output, encode_key(of), validate.whole("seq", seq, 1, 2**62))
+        match validate.message_of("output", of, seq, self.shards):
+            case bytes(raw), at:
+                return partial(reports.output, raw, at)
+            case shard, arrival:
+                return partial(reports.output_of_keyless, shard, arrival)
 
     def explain(self, key: Key) -> Explanation:
         """Return whether a key can be delivered now and, if not, why: its holder, since when and until when.

@@ -2422,7 +2422,7 @@ MUTATIONS = [
     ),
     _store(
         "one lane: an evicted lane is found at rest",
-        "lane/rest_cursor.py",
+        "lane/turns.py",
         '        self.after = min(self.after, (value, b""))',
         "        pass",
         *WALK,

@@ -14,7 +14,7 @@ from .._store.api import HEADER_BYTES_FREE, MEMORY, Item, Options, header_bytes_
 from .._values import hints
 from .._values.config import FOREVER_SECONDS, LAST_SECOND, QueueConfig
 from .._values.errors import InvalidArgument, MessageTooLarge
-from .._values.keys import encode_key
+from .._values.keys import Key, encode_key
 from .._values.types import CONTENT_HASH, ContentHash, Message, Receipt
 
 if TYPE_CHECKING:
@@ -103,6 +103,19 @@ def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
 def place(receipt: Receipt, shards: int) -> tuple[int, int]:
     """Return the shard and the id of a keyless message, which its receipt names."""
     return whole("shard", receipt.shard, 0, shards - 1), whole("id", receipt.id, 1, 2**62)
+
+
+def message_of(verb: str, of: Key | Receipt, seq: int | None, shards: int) -> tuple[bytes, int] | tuple[int, int]:
+    """Return the key in its stored form and the seq of a message; of a keyless one, the shard and the id."""
+    if isinstance(of, Receipt):
+        if seq is not None:
+            raise InvalidArgument("a receipt contains the seq: do not pass seqs as well")
+        if of.key is None:
+            return place(of, shards)
+        return encode_key(of.key), whole("seq", of.seq, 1, 2**62)
+    if seq is None:
+        raise InvalidArgument(f"{verb}() with a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
+    return encode_key(of), whole("seq", seq, 1, 2**62)
 
 
 def whole(name: str, value: object, minimum: int, maximum: int) -> int:

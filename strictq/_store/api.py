@@ -17,11 +17,11 @@ import apsw
 
 from .._platform import files
 from .._platform.clock import Clock
+from .._platform.declared_once import same_arguments
 from .._platform.observe import Observers
 from .._values.config import QueueConfig
 from .._values.errors import LeaseLost, StoreError
 from .._values.tenants import TenantRules
-from .._values.types import same_arguments
 from .bulk.applied import Applied, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, leased_columns
@@ -40,8 +40,8 @@ from .disk.topology import HASHES, SHARDS_MAX
 from .lane.ranges import Rerouted
 from .shard import settling
 from .shard.failures import AT_REBOOT, AttemptFailure
-from .shard.headers import headers as decode_headers
 from .shard.leases import Claimed, Fields, Held, Lost, PackedColumns, Request, Row, Settlement, Took
+from .shard.message_opts import headers_of
 from .shard.messages import HEADER_BYTES_FREE, Item, Options, Sent, header_bytes_max, require_valid
 from .shard.recorded_batches import Block, Encode, Known, Part
 from .shard.settling import Advance
@@ -658,8 +658,8 @@ __all__ = [
     "WriteTransaction",
     "adopt",
     "become_queue",
-    "decode_headers",
     "header_bytes_max",
+    "headers_of",
     "held_alone",
     "is_marked_replica",
     "leased_columns",

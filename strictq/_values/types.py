@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 import attrs
 
@@ -13,9 +13,6 @@ from . import hints
 from .errors import InvalidArgument, InvalidBody
 from .keys import Key
 from .views import Report, as_dict
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -104,16 +101,6 @@ class SendOptions(TypedDict, total=False):
     size_hint: float | None
     prepare_seconds: float | None
     process_seconds: float | None
-
-
-def same_arguments(as_: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Declare a function's arguments to be those of another one."""
-
-    def declare(call: Callable[..., T]) -> Callable[P, T]:
-        call.__wrapped__ = as_  # type: ignore[attr-defined]  # for inspect.signature
-        return call
-
-    return declare
 
 
 def to_send(body: Body | Message, key: Key | None, **options: Unpack[SendOptions]) -> Message:

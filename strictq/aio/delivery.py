@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .._client.leased import OPEN
+from .._platform.declared_once import mirrored
 from .._values.errors import LeaseLost
 from .._values.keys import Key
 from ..delivery import Delivery, Lease, MessageView
@@ -89,36 +90,12 @@ class AsyncLease(Twin):
     def _behind(self) -> tuple[Calls, Lease]:
         return self._queue, self._lease
 
-    @property
-    def key(self) -> Key | None:
-        """See Lease.key."""
-        return self._lease.key
-
-    @property
-    def token(self) -> int:
-        """See Lease.token."""
-        return self._lease.token
-
-    @property
-    def consumer(self) -> str:
-        """See Lease.consumer."""
-        return self._lease.consumer
-
-    @property
-    def shard(self) -> int:
-        """See Lease.shard."""
-        return self._lease.shard
-
-    @property
-    def ack_first(self) -> bool:
-        """See Lease.ack_first."""
-        return self._lease.ack_first
-
-    @property
-    def expires_in(self) -> float:
-        """See Lease.expires_in."""
-        return self._lease.expires_in
-
+    key: Final[Key | None] = mirrored(Lease, "_lease")
+    token: Final[int] = mirrored(Lease, "_lease")
+    consumer: Final[str] = mirrored(Lease, "_lease")
+    shard: Final[int] = mirrored(Lease, "_lease")
+    ack_first: Final[bool] = mirrored(Lease, "_lease")
+    expires_in: Final[float] = mirrored(Lease, "_lease")
     extend = twin(Lease.extend)
 
     async def more(self, n: int = 10) -> list[AsyncDelivery]:
@@ -140,26 +117,10 @@ class AsyncDeliveryRef(Twin):
     def _behind(self) -> tuple[Calls, DeliveryRef]:
         return self._queue, self._delivery
 
-    @property
-    def handle(self) -> str:
-        """The handle, as given."""
-        return self._delivery.handle
-
-    @property
-    def key(self) -> Key | None:
-        """The message's key; None for a keyless message."""
-        return self._delivery.key
-
-    @property
-    def seq(self) -> int:
-        """The position in its key's sequence, from 1."""
-        return self._delivery.seq
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
-        return self._delivery.token
-
+    handle: Final[str] = mirrored(DeliveryRef, "_delivery")
+    key: Final[Key | None] = mirrored(DeliveryRef, "_delivery")
+    seq: Final[int] = mirrored(DeliveryRef, "_delivery")
+    token: Final[int] = mirrored(DeliveryRef, "_delivery")
     ack = twin(DeliveryRef.ack)
     nack = twin(DeliveryRef.nack)
     reject = twin(DeliveryRef.reject)

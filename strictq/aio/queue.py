@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Literal, ParamSpec, TypeVar
+from typing import Final, Literal, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -16,6 +16,7 @@ import anyio.to_thread
 from .._client import validate
 from .._client.leased import OPEN
 from .._client.receiving import Live, leased_ahead
+from .._platform.declared_once import mirrored
 from .._platform.observe import ANY_SHARD
 from .._store.api import LOOK_SECONDS, Request
 from .._values import hints
@@ -38,15 +39,8 @@ T = TypeVar("T")
 class AsyncQueue(QueueTwin[Queue]):
     """A Queue whose methods are awaited. Get one from `strictq.open_async`, in an `async with` block."""
 
-    @property
-    def shards(self) -> int:
-        """The number of shard files."""
-        return self.sync.shards
-
-    @property
-    def durability(self) -> str:
-        """The durability of this object, "full" or "process"."""
-        return self.sync.durability
+    shards: Final[int] = mirrored(Queue, "sync")
+    durability: Final[str] = mirrored(Queue, "sync")
 
     def now(self) -> float:
         """See Queue.now; it is not awaited."""
@@ -311,15 +305,8 @@ class AsyncConsumer:
         """See Consumer."""
         return self.sync.name
 
-    @property
-    def affinity(self) -> str:
-        """See Consumer.affinity."""
-        return self.sync.affinity
-
-    @property
-    def shards(self) -> frozenset[int]:
-        """See Consumer.shards."""
-        return self.sync.shards
+    affinity: Final[str] = mirrored(Consumer, "sync")
+    shards: Final[frozenset[int]] = mirrored(Consumer, "sync")
 
     async def receive(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from .._values.types import same_arguments
+from .._platform.declared_once import mirrored, same_arguments
 from ..aio.twins import QueueTwin, twin
 from .queue import RedrivePolicy, RemoteQueue, connect
 
@@ -12,21 +12,9 @@ from .queue import RedrivePolicy, RemoteQueue, connect
 class AsyncRemoteQueue(QueueTwin[RemoteQueue]):
     """A RemoteQueue whose methods are awaited. Get one from `strictq.connect_async`, in an `async with` block."""
 
-    @property
-    def is_fifo(self) -> bool:
-        """Whether the queue keeps the messages of a group in order."""
-        return self.sync.is_fifo
-
-    @property
-    def lease_seconds(self) -> float:
-        """For how long a receive hides a message from other consumers."""
-        return self.sync.lease_seconds
-
-    @property
-    def redrive(self) -> RedrivePolicy | None:
-        """When the endpoint makes a dead letter of a message; None: never."""
-        return self.sync.redrive
-
+    is_fifo: Final[bool] = mirrored(RemoteQueue, "sync")
+    lease_seconds: Final[float] = mirrored(RemoteQueue, "sync")
+    redrive: Final[RedrivePolicy | None] = mirrored(RemoteQueue, "sync")
     send = twin(RemoteQueue.send)
     send_many = twin(RemoteQueue.send_many)
     stats = twin(RemoteQueue.stats)

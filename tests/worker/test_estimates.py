@@ -13,8 +13,7 @@ import pytest
 import strictq
 from strictq import DurationEstimate, InvalidArgument, Worker
 from strictq._values.durations import Model
-from strictq.worker.estimates import Estimates
-from strictq.worker.margin import Margin
+from strictq.worker.estimates import Estimates, Margin
 
 
 def test_nothing_learned_is_unknown() -> None:

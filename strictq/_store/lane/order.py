@@ -16,8 +16,7 @@ from typing import Final
 from ..._values.tenants import TenantRules
 from .entries import NEVER
 from .live_lane import Grant, LiveLane
-from .rest_cursor import RestCursor
-from .turns import ReadyLanes, TenantTurns
+from .turns import ReadyLanes, RestCursor, TenantTurns
 
 PLACE_BITS: Final = 20
 _MASK: Final = (1 << PLACE_BITS) - 1

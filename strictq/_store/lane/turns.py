@@ -13,6 +13,7 @@ Each lane that is ready is listed here or at rest, as in `order`. Entries are dr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -20,7 +21,6 @@ from typing import Final
 from ..._values.tenants import COMMON, TenantRules, tenant_of
 from .entries import NEVER
 from .live_lane import LiveLane
-from .rest_cursor import RestCursor
 
 _STALE_MIN: Final = 4_096
 _MOVED_SINGLY: Final = 64
@@ -32,6 +32,29 @@ FRESH_FOR_EACH_OLD: Final = 9
 _ENTRIES_MIN: Final = 64
 TENANTS_MAX: Final = 100_000
 """Of more tenants, those with nothing to do are forgotten. They lose nothing but their place."""
+
+
+class RestCursor:
+    """How far an index of lanes at rest was read.
+
+    Attributes:
+        after: lanes up to this (value, key) were read.
+        ahead: (value, key) of the next ones. Never rows: they may be written before they are used.
+        next: no lane at rest that is to be read has a lower value.
+    """
+
+    __slots__ = ("after", "ahead", "next")
+
+    def __init__(self) -> None:
+        self.after: tuple[int, bytes] = (-NEVER, b"")
+        self.ahead: deque[tuple[int, bytes]] = deque()
+        self.next = -NEVER
+
+    def lower(self, value: int) -> None:
+        """Let a lane be read that was evicted. What was read ahead may lack it."""
+        self.after = min(self.after, (value, b""))
+        self.next = min(self.next, value)
+        self.ahead.clear()
 
 
 class ReadyLanes:

@@ -13,7 +13,7 @@ lease.
   `forgetting`, `merging_histories`; `recorded_batches` and `batch_leases` for named consumers. What they share: `ending`,
   `expiring`, `parking`, `failures`, `history`. Functions with the end `_alone` are single statements.
 - `moving`: lanes leave for another shard, and arrive.
-- What the verbs take and return: `messages` and `message_opts`, `leases`, `columns`, `headers`.
+- What the verbs take and return: `messages` and `message_opts`, `leases`, `columns`.
 - `counting`, `looking` and `reporting`: what operators see. `checking`: compare a memory that is built anew with what is at rest;
   `auditing` is that memory.
 """

@@ -17,8 +17,7 @@ from ..lane.live_lane import LiveLane
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
 from ..tables import dead, outputs
 from . import checking, ending, expiring, history
-from .headers import headers as decode_headers
-from .message_opts import decode
+from .message_opts import decode, headers_of
 from .shard_lanes import ShardLanes, Tx
 
 ELSEWHERE: Final = history.End("acked")
@@ -75,7 +74,7 @@ def sends(
         headers, *numbers, _ = decode(row[M_OPTS], store.shard)
         times = (row[M_SENT_AT], row[M_DUE], row[M_EXPIRES])
         sent = (message.id, row[M_KEY], *times, None, headers, *numbers, row[M_BODY])
-        known = decode_headers(headers, store.shard)
+        known = headers_of(headers, store.shard)
         if sent[2] > at or HISTORY_HEADER in known:
             found.append((message, _named(sent, known, (*origin, message.seq), dedup_ids.get(message.id))))
     return found
@@ -84,7 +83,7 @@ def sends(
 def on_the_way(db: apsw.Connection, destination: int, after: int, origin: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:
     """Return the same rows for what waits in an outbox."""
     rows: list[Any] = db.execute(MERGE.outbox, (destination, after, limit)).fetchall()
-    return [_named(row, decode_headers(row[6], -1), (*origin, None), row[5]) for row in rows]
+    return [_named(row, headers_of(row[6], -1), (*origin, None), row[5]) for row in rows]
 
 
 def _named(

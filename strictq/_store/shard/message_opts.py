@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 from typing import Final
 
+import apsw
+
 from ..._values.errors import StoreCorrupt
+from ..disk.stored import json_of
 from ..lane.damage import is_of_values
 from ..lane.memory import MessageRow
 from .leases import Row
@@ -65,3 +68,20 @@ def row_of(message: MessageRow, key: bytes, attempts: int, suspect: bool, shard:
     """
     id_, _, seq, sent_at, due, expires, opts, body = message
     return id_, key, seq, sent_at, due, expires, None if opts is None else decode(opts, shard), body, attempts, suspect
+
+
+def headers_of(text: str | None, shard: int) -> dict[str, str]:
+    """Return a message's headers, from their stored text.
+
+    Raises:
+        StoreCorrupt: no send wrote these.
+    """
+    if not text:
+        return {}
+    try:
+        values = json_of(text)
+    except apsw.CorruptError as e:
+        raise StoreCorrupt(f"the headers of a message can't be read: {e}", shard=shard, cause=e) from e
+    if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+        raise StoreCorrupt("the headers of a message do not map text to text", shard=shard)
+    return values

@@ -19,8 +19,8 @@ from ..._values.stats import ShardStats
 from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
 from ..lane.order import place_of_arrival
 from . import counting, failures, looking
-from .headers import headers as stored_headers
 from .looking import LaneView
+from .message_opts import headers_of
 from .shard_lanes import ShardLanes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def peeked(view: LaneView, first: int, limit: int, time: QueueTime, shard: int) 
 
     return [
         PeekedMessage(
-            key=decode_key(view.key), seq=seq, id=i, body=body, headers=stored_headers(opts[0], shard),
+            key=decode_key(view.key), seq=seq, id=i, body=body, headers=headers_of(opts[0], shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
             dedup_id=opts[4],
@@ -146,7 +146,7 @@ def _type_of(view: LaneView, seq: int, shard: int) -> str | None:
     """Return the handler type of a message."""
     for found, _, _, opts, *_ in view.messages(seq, 1):
         if found == seq:
-            return (stored_headers(opts[0], shard) or {}).get(TYPE_HEADER)
+            return (headers_of(opts[0], shard) or {}).get(TYPE_HEADER)
     return None
 
 

@@ -8,7 +8,7 @@ import apsw
 
 from ..._sql import TABLES, TURNS
 from ..lane.entries import NEVER
-from ..lane.rest_cursor import RestCursor
+from ..lane.turns import RestCursor
 
 READY: Final = TABLES.ready
 OF_TENANT: Final = TURNS.ready

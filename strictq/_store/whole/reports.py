@@ -27,8 +27,8 @@ from ..disk import wal_file
 from ..disk.rate_file import RECEIVE, Rate
 from ..shard import counting, failures, history, looking, reporting
 from ..shard.counting import FEW
-from ..shard.headers import headers as decode_headers
 from ..shard.looking import LaneView
+from ..shard.message_opts import headers_of
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
 from ..shipping.status import ShipProgress, ShipStatus, has_shipper
@@ -397,7 +397,7 @@ class Reports:
         wall = self._store.time.to_wall
         return [
             DeadLetter(
-                key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(opts[0], shard.number), kind=kind,
+                key=decode_key(k), seq=seq, id=i, body=body, headers=headers_of(opts[0], shard.number), kind=kind,
                 reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
                 errors=failures.shown(errors, self._store.time), output=output, dedup_id=opts[4],
             )
