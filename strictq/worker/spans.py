@@ -63,7 +63,7 @@ class SpanReport:
         self._source.report(WorkerSpans, None)
 
     def _note_running(self) -> None:
-        """Note the handlers that began before anybody looked."""
+        """Note the handlers that began before a console looked."""
         board = self._state.board
         with board.lock:
             for stage, jobs in (("process", board.running), ("prepare", board.preparing)):

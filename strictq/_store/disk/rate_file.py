@@ -36,7 +36,7 @@ _SLOT: Final = struct.Struct("<QQ")
 """The theoretical arrival time, and the step of the rate that it was reckoned by."""
 _SECOND: Final = 1_000_000
 LOCK_SECONDS: Final = 0.1
-"""How long to wait for another process's lock. One that is stopped while it has the lock stops nobody."""
+"""How long to wait for another process's lock. A process that was stopped with the lock delays others by no more."""
 
 
 class Rate(NamedTuple):

@@ -868,7 +868,7 @@ class ShardMemory:
                 holes = {lane.first + at for at in range(keep, len(ids)) if not ids[at]}
                 lane.holes = holes if lane.holes is None else lane.holes | holes
             if lane.rare is not None and lane.rare.redriven:
-                # Whoever wrote the row may have had less of the lane loaded. Then the parts of its ids still have zeros there.
+                # The writer of the row may have had less of the lane loaded. Then the parts of its ids still have zeros there.
                 back = {lane.first + at: ids[at] for at in range(keep, len(ids)) if ids[at] in lane.rare.redriven}
                 lane.rare.back |= back
             lane.deep += len(ids) - keep
