@@ -204,9 +204,7 @@ def replace_durably(path: Path, data: bytes) -> None:
     try:
         with naming(path):
             os.ftruncate(fd, 0)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
+            write_all(fd, data)
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -309,6 +307,24 @@ def named(directory: Path, kind: str, name: str) -> Path:
         from hashlib import blake2b
 
     return directory / f"{kind}{blake2b(name.encode(), digest_size=8).hexdigest()}"
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of it to a file. A system call may write a part."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock on this file."""
+    lock = Lock(path, look=True)
+    try:
+        return not lock.alone(0.0)
+    except StoreError:
+        return False
+    finally:
+        lock.leave()
 
 
 class Lock:

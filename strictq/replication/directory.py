@@ -114,9 +114,7 @@ class DirectoryTarget(SegmentFiles):
     def _write(path: Path, data: bytes) -> None:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, files.FILE_MODE)
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
+            files.write_all(fd, data)
             os.fsync(fd)
         finally:
             os.close(fd)

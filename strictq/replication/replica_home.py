@@ -285,13 +285,7 @@ def promotion_wanted(home: Path) -> bool:
 
 def is_received_for(home: Path) -> bool:
     """Return whether a process receives for the replica."""
-    probe = files.Lock(home / LOCK, look=True)
-    try:
-        return not probe.alone(0.0)
-    except StoreError:
-        return False
-    finally:
-        probe.leave()
+    return files.is_held(home / LOCK)
 
 
 class HeldLook:

@@ -18,6 +18,7 @@ import attrs
 
 from .._client import validate
 from .._net.transport import address
+from .._platform import files
 from .._platform.files import real_path
 from .._values import hints
 from .._values.errors import InvalidArgument, ServerUnreachable
@@ -104,9 +105,7 @@ def _read(file: str) -> Served:
 
 def write(file: int, served: Served) -> None:
     """Write the contents for `find` to an open file that only its owner can read."""
-    rest = memoryview(json.dumps(attrs.asdict(served)).encode())
-    while rest:
-        rest = rest[os.write(file, rest) :]
+    files.write_all(file, json.dumps(attrs.asdict(served)).encode())
 
 
 # ---- validation of requests, before any look-up

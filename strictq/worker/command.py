@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, TextIO
 
+from .._platform import files
 from .._values.keys import Key
 from .job import Defer, Job, Retry
 
@@ -155,9 +156,8 @@ def _print(to: TextIO, data: bytes) -> None:
         to.flush()
         return
     to.flush()
-    rest = memoryview(data)
-    while rest:  # not through the buffer: the bytes that a failing stream did not accept must not stay in it
-        rest = rest[os.write(buffer.fileno(), rest) :]
+    # Not through the buffer: the bytes that a failing stream did not accept must not stay in it.
+    files.write_all(buffer.fileno(), data)
 
 
 def environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:

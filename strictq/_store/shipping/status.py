@@ -107,10 +107,4 @@ def lock(directory: Path) -> files.Lock:
 
 def has_shipper(directory: Path) -> bool:
     """Return whether a process holds the lock."""
-    probe = files.Lock(directory / layout.SHIP_LOCK, look=True)
-    try:
-        return not probe.alone(0.0)
-    except StoreError:
-        return False
-    finally:
-        probe.leave()
+    return files.is_held(directory / layout.SHIP_LOCK)
