@@ -75,14 +75,14 @@ class TenantLimit(Report):
         if self.target_age_seconds is not None:
             _require_number("target_age_seconds", self.target_age_seconds, 0.001, AGE_MAX)
             if self.send_rate is None:
-                raise ConfigError("target_age_seconds says nothing without send_rate, which it reduces")
+                raise ConfigError("target_age_seconds reduces send_rate: give that, too, or remove both")
         for what, rate in (("send_rate", self.send_rate), ("receive_rate", self.receive_rate)):
             if rate is not None:
                 _require_number(what, rate, 0.001, RATE_MAX)
         _require_whole("burst", self.burst, BURST_MAX)
         _require_whole("concurrency", self.concurrency, BURST_MAX)
         if self.burst is not None and self.send_rate is None and self.receive_rate is None:
-            raise ConfigError("burst says nothing without send_rate or receive_rate")
+            raise ConfigError("burst is of a send_rate or a receive_rate: give one, or remove the burst, too")
         if not isinstance(self.paused, bool):
             raise ConfigError(f"paused must be True or False, not {self.paused!r}")
 

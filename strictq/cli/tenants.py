@@ -72,7 +72,7 @@ def _rate(value: float | None) -> str:
 @click.option("--max-depth", type=_COUNT, metavar="MESSAGES|none", help="Unresolved messages at which its sends are refused.")
 @click.option("--send-rate", type=_RATE, metavar="NUMBER|none", help="Messages per second that are accepted.")
 @click.option("--receive-rate", type=_RATE, metavar="NUMBER|none", help="Messages per second that are delivered.")
-@click.option("--burst", type=click.IntRange(min=1), metavar="MESSAGES", help="Messages that may come at once after a pause.")
+@click.option("--burst", type=_COUNT, metavar="MESSAGES|none", help="Messages that may come at once after a pause.")
 @click.option("--concurrency", type=_COUNT, metavar="KEYS|none", help="Its keys that may be leased at once, over all processes.")
 @click.option(
     "--target-age", "target_age_seconds", type=_RATE, metavar="SECONDS|none",
@@ -82,7 +82,7 @@ def _rate(value: float | None) -> str:
 @click.option("--remove", is_flag=True, help="Remove the limits of this name.")
 @json_option
 def limit(
-    queue: Path, tenant: str, weight: float | None, max_depth: Any, send_rate: Any, receive_rate: Any, burst: int | None,
+    queue: Path, tenant: str, weight: float | None, max_depth: Any, send_rate: Any, receive_rate: Any, burst: Any,
     concurrency: Any, target_age_seconds: Any, paused: bool | None, remove: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Set the limits of a tenant. Without options, show them.
@@ -108,7 +108,12 @@ def limit(
     if found is None:
         show(f"no limits are stored for {printable(tenant)}")
         return OK
-    show([("tenant", printable(tenant)), *((name, f"{value}") for name, value in _values(found).items())])
+    show(
+        [
+            ("tenant", printable(tenant)),
+            *((name, "none" if value is None else f"{value}") for name, value in _values(found).items()),
+        ]
+    )
     return OK
 
 

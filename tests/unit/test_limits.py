@@ -184,7 +184,7 @@ def test_a_limit_may_be_bad_input() -> None:
     for age in (0, -1.0, float("nan"), True, "3"):
         with pytest.raises(strictq.ConfigError, match="target_age_seconds must be a number from"):
             strictq.TenantLimit("a", send_rate=1.0, target_age_seconds=age)  # type: ignore[arg-type]
-    with pytest.raises(strictq.ConfigError, match="target_age_seconds says nothing without send_rate"):
+    with pytest.raises(strictq.ConfigError, match="target_age_seconds reduces send_rate: give that"):
         strictq.TenantLimit("a", target_age_seconds=1.0)
 
 
