@@ -231,6 +231,13 @@ MUTATIONS = [
         ("tests/unit/test_handles.py",),
     ),
     _store(
+        "a lease does not grow past a redriven message that waits for its end",
+        "shard/settling.py",
+        "rare.front or rare.waiting or rare.closed",
+        "rare.front or rare.closed",
+        "tests/unit/test_dead_letters.py",
+    ),
+    _store(
         "an extension that is not late is refused after the deadline",
         "shard/settling.py",
         "if not late and lane.grant is not None and lane.grant.deadline <= tx.now:",

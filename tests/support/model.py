@@ -528,7 +528,7 @@ class Model:
         waiting = any(m.redriving for m in lane.messages)
         batch = [(m, c) for m, c in self._batch(lane, after=lease.high)]
         assert got == [m.seq for m, _ in batch][: len(got)], "a lease grows over the next messages of its lane"
-        assert not got or not (lane.on_hold or given_back)
+        assert not got or not (lane.on_hold or given_back or waiting)
         solo = bool(lease.members) and min(lease.members) <= max(lane.solo_to, lane.maybe_solo_to)
         if not (lane.on_hold or given_back or waiting or solo or lease.deadline <= self.now):
             assert len(got) >= min(n, sum(certain for _, certain in batch)), "more of the lane was there"

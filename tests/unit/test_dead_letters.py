@@ -120,7 +120,7 @@ def test_redrive_waits_for_a_live_lease(q: Queue) -> None:
     one.reject("no")
     assert q.redrive("k") == 1
     assert q.receive() == []
-    assert seqs(two.lease.more(10)) in ([], [4]), "a lease grows over later messages only"
+    assert two.lease.more(10) == [], "the redriven message comes before later ones"
     two.ack()
     two.lease.release()
     assert drain(q) == [("k", 1), ("k", 3), ("k", 4)]

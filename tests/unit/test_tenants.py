@@ -379,9 +379,7 @@ def test_the_commands_show_and_change_limits(tmp_path: Path) -> None:
     assert "acme" in strictq_command(tmp_path, "limit", "q", "acme", "--receive-rate", "none", "--pause")[1]
     code, _, err = strictq_command(tmp_path, "limit", "q", "acme", "--burst", "3")
     assert (code, "burst is of a send_rate or a receive_rate" in err) == (2, True)
-    assert (
-        "send_rate           none" in strictq_command(tmp_path, "limit", "q", "acme", "--receive-rate", "2", "--burst", "3")[1]
-    )
+    assert "send_rate           none" in strictq_command(tmp_path, "limit", "q", "acme", "--receive-rate", "2", "--burst", "3")[1]
     assert strictq_command(tmp_path, "limit", "q", "acme", "--receive-rate", "none", "--burst", "none")[0] == 0
     assert strictq_command(tmp_path, "limit", "q", "acme", "--remove")[0] == 0
     assert "no limits" in strictq_command(tmp_path, "limit", "q", "acme")[1]

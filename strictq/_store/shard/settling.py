@@ -574,7 +574,7 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
         or grant is None
         or not lane.held
         or grant.deadline <= tx.now
-        or (rare is not None and (rare.hold or rare.front or rare.closed))
+        or (rare is not None and (rare.hold or rare.front or rare.waiting or rare.closed))
     ):
         return []
     while lane.split and len(lane.ids or ()) < lane.held + most:
