@@ -12,8 +12,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -44,6 +45,7 @@ DESTINATION: Final = "messaging.destination.name"
 CONSUMER_GROUP: Final = "messaging.consumer.group.name"
 BATCH_COUNT: Final = "messaging.batch.message_count"
 ERROR_TYPE: Final = "error.type"
+PROCESS_ID: Final = "process.pid"
 KEY, SEQ, ATTEMPT = "strictq.key", "strictq.seq", "strictq.attempt"
 SENT_MESSAGES: Final = "messaging.client.sent.messages"
 CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
@@ -171,19 +173,45 @@ class _Spans(Observer):
             attributes = {**bound, BATCH_COUNT: len(jobs)}
         return self._span(name, kind, attributes, _links(jobs))
 
-    @contextmanager
-    def _span(self, name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link]) -> Iterator[Span]:
-        with self._tracer.start_as_current_span(
-            name, kind=kind, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
-        ) as span:
-            try:
-                yield span
-            except BaseException as e:
-                if not isinstance(e, Defer):  # a handler that asks for a later time has not failed
-                    span.set_attribute(ERROR_TYPE, _type_of(e))
-                    span.record_exception(e)
-                    span.set_status(StatusCode.ERROR, str(e))
-                raise
+    def handling_elsewhere(self, stage: str, job: Any) -> Callable[[], AbstractContextManager[object]]:
+        name, bound, _ = self._stages[stage]
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        attributes = {**bound, KEY: str(job.key), SEQ: job.seq, ATTEMPT: job.attempt}
+        return partial(_span_elsewhere, name, attributes, carrier)
+
+    def _span(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link]
+    ) -> AbstractContextManager[Span]:
+        return _span(self._tracer, name, kind, attributes, links)
+
+
+@contextmanager
+def _span(
+    tracer: trace.Tracer, name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link] = (), parent: Any = None
+) -> Iterator[Span]:
+    """Make a span around a block.
+
+    Args:
+        parent: the context of its parent; None: the current one.
+    """
+    with tracer.start_as_current_span(
+        name, parent, kind=kind, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+    ) as span:
+        try:
+            yield span
+        except BaseException as e:
+            if not isinstance(e, Defer):  # a handler that asks for a later time has not failed
+                span.set_attribute(ERROR_TYPE, _type_of(e))
+                span.record_exception(e)
+                span.set_status(StatusCode.ERROR, str(e))
+            raise
+
+
+def _span_elsewhere(name: str, attributes: Mapping[str, Any], carrier: Mapping[str, str]) -> AbstractContextManager[Span]:
+    """Make a span in a handler's process, by the provider of that process. Its parent is the span of the worker."""
+    tracer = trace.get_tracer(_NAME)
+    return _span(tracer, name, SpanKind.INTERNAL, {**attributes, PROCESS_ID: os.getpid()}, parent=propagate.extract(carrier))
 
 
 def _links(messages: Iterable[Any]) -> list[Link]:

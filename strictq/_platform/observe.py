@@ -89,6 +89,13 @@ class Observer:
             jobs: one job; with process_batch, all jobs of the batch.
         """
 
+    def handling_elsewhere(self, stage: str, job: Any) -> Callable[[], AbstractContextManager[object]] | None:
+        """Return a function for the process of a handler, if the worker has executor="process"; None: none.
+
+        Called in the worker, within the context of `handling`. The function is pickled and called in the handler's process, where
+        the context that it returns is entered around the handler.
+        """
+
 
 class Observation:
     """The result of `observe`. End it with `close`, or use it as a context manager."""
@@ -119,10 +126,21 @@ class Observers:
     """The observers of one queue.
 
     Attributes:
-        events, worker_events, counts, durations, sending, received, handling: the methods to call.
+        events, worker_events, counts, durations, sending, received, handling, elsewhere: the methods to call.
     """
 
-    __slots__ = ("_all", "_lock", "counts", "durations", "events", "handling", "received", "sending", "worker_events")
+    __slots__ = (
+        "_all",
+        "_lock",
+        "counts",
+        "durations",
+        "elsewhere",
+        "events",
+        "handling",
+        "received",
+        "sending",
+        "worker_events",
+    )
 
     def __init__(self) -> None:
         self._all: tuple[Observation, ...] = ()
@@ -157,6 +175,7 @@ class Observers:
         self.sending = _having(watching, "sending")
         self.received = _having(watching, "received")
         self.handling = _having(watching, "handling")
+        self.elsewhere = _having(watching, "handling_elsewhere")
 
     def timed(self, name: str, began: float, shard: int) -> None:
         """Report a duration that began at this reading of `time.monotonic()` and ends now."""
@@ -177,6 +196,18 @@ def notify(methods: Iterable[Callable[..., None]], *arguments: Any) -> None:
             method(*arguments)
         except Exception:
             log.exception("an observer failed: %s%r", getattr(method, "__name__", method), arguments)
+
+
+def contexts(methods: Iterable[Callable[..., Any]], *arguments: Any) -> Iterator[Any]:
+    """Yield what the methods return that is not None. Their exceptions are logged."""
+    for method in methods:
+        try:
+            found = method(*arguments)
+        except Exception:
+            log.exception("an observer failed: %s%r", getattr(method, "__name__", method), arguments)
+        else:
+            if found is not None:
+                yield found
 
 
 @contextmanager

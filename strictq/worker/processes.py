@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +22,7 @@ import attrs
 
 from .._client import validate
 from .._client.effects import Effects, Recording
+from .._platform.observe import Observers, around, contexts
 from .._store.api import share_holder
 from .._values import hints
 from .._values.errors import InvalidArgument, LeaseLost
@@ -80,6 +81,7 @@ class Sent:
     inherited: dict[str, str]
     estimates: tuple[float | None, float | None, float | None]
     elsewhere: dict[str, Any]
+    around: tuple[Callable[[], AbstractContextManager[object]], ...]
 
 
 @attrs.define
@@ -124,17 +126,24 @@ class Child:
     """A handler that is called in a child process: one child for each calling thread."""
 
     def __init__(
-        self, stage: str, handler: Callable[..., Any], source: JobSource, check: Callable[[Job], object] | None = None
+        self,
+        stage: str,
+        handler: Callable[..., Any],
+        source: JobSource,
+        observers: Observers,
+        check: Callable[[Job], object] | None = None,
     ) -> None:
         """Start no process yet.
 
         Args:
+            observers: asked for contexts of the handler in the child.
             check: called here before a job is sent; it may raise what a handler may raise.
         """
         self._check = check
         self._stage = stage
         self._handler = handler
         self._source = source
+        self._observers = observers
         self._local = threading.local()
 
     def ready(self) -> None:
@@ -152,12 +161,13 @@ class Child:
         if self._check is not None:
             self._check(job)
         process, there = self._started()
+        sent = _sent(job, tuple(contexts(self._observers.elsewhere, self._stage, job)))
         try:
-            there.send(_sent(job))
+            there.send(sent)
         except OSError:
             self.close()  # it died while it was idle, so the job is not the cause
             process, there = self._started()
-            there.send(_sent(job))
+            there.send(sent)
         while True:
             while not there.poll(POLL_SECONDS):
                 if job.cancelled:
@@ -227,13 +237,14 @@ class Child:
             self._local.held = None
 
 
-def _sent(job: Job) -> Sent:
+def _sent(job: Job, around: tuple[Callable[[], AbstractContextManager[object]], ...]) -> Sent:
     has_effects = EFFECTS in job._source.capabilities
     return Sent(
         job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token,
         job.key_state if has_effects else None, job.prepared, job.deadline, job._stage == RUNNING, has_effects,
         job.errors if job.attempt > 1 else (), job._inherited(),
         (job.size_hint, job.prepare_seconds, job.process_seconds), {name: getattr(job, name) for name in ELSEWHERE},
+        around,
     )  # fmt: skip
 
 
@@ -281,6 +292,7 @@ class RemoteJob(Recording):
         self.attributes: Mapping[str, Any] | None = sent.elsewhere["attributes"]
         self.source: str | None = sent.elsewhere["source"]
         self.source_seq: int | None = sent.elsewhere["source_seq"]
+        self._around = sent.around
         self._runs = sent.runs
         self._has_effects = sent.has_effects
         self._state_before = sent.key_state
@@ -417,7 +429,8 @@ def _end_with_worker() -> None:
 def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     answer = Answer(job._effects)
     try:
-        result = require_ran("the handler", handler(job))
+        with around(job._around):
+            result = require_ran("the handler", handler(job))
     except Retry as e:
         answer.error = ("retry", (e.delay, e.reason))
     except Defer as e:

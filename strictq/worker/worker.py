@@ -451,7 +451,7 @@ class Worker:
             if self._executor == "process":
                 from .processes import Child
 
-                child = Child(name, handler, state.source, self._check)
+                child = Child(name, handler, state.source, state.observers, self._check)
                 handler, before, leave = child, child.ready, child.close
             yield threads.Threads(
                 name,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
@@ -82,8 +85,74 @@ def linked(span: ReadableSpan) -> list[tuple[int, int]]:
     return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
+class ToFile(SpanExporter):
+    """Appends spans to a file, a line of JSON each."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        with open(self.path, "a") as file:
+            file.writelines(span.to_json(indent=None) + "\n" for span in spans)
+        return SpanExportResult.SUCCESS
+
+
+class Elsewhere:
+    """A handler in another process, which sets up the SDK there if it has a file."""
+
+    def __init__(self, seen: str, path: str = "") -> None:
+        self.seen, self.path = seen, path
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        if self.path:
+            provider = TracerProvider()
+            provider.add_span_processor(SimpleSpanProcessor(ToFile(self.path)))
+            trace.set_tracer_provider(provider)
+
+    def __call__(self, job: strictq.Job) -> None:
+        with open(self.seen, "a") as file:
+            file.write(f"{trace.get_current_span().get_span_context().span_id}\n")
+        if job.body == b"fail":
+            raise strictq.Reject("no such order")
+        if job.body == b"send":
+            job.send(b"more", key="other")
+
+
 def worked(q: strictq.Queue, handler: Any, **options: Any) -> None:
     strictq.Worker(q, handler, **options).run(drain=True)
+
+
+class TestProcesses:
+    @pytest.mark.slow
+    def test_the_handlers_process_has_a_span_below_that_of_the_worker(self, tmp_path: Path, exported: Exported) -> None:
+        seen, path = tmp_path / "seen", tmp_path / "spans"
+        with strictq.open(tmp_path / "q", durability="process") as q, exported.instrument(q):
+            for key, body in (("a", b""), ("b", b"fail"), ("c", b"send")):
+                q.send(body, key=key)
+            worked(q, Elsewhere(str(seen), str(path)), executor="process", concurrency=1)
+        made = {span["attributes"]["strictq.key"]: span for span in map(json.loads, path.read_text().splitlines())}
+        workers = {
+            str((span.attributes or {})["strictq.key"]): span for span in exported.spans() if span.name == "process orders"
+        }
+        assert made.keys() == workers.keys() == {"a", "b", "c", "other"}
+        for key, span in made.items():
+            trace_id, span_id = context_of(workers[key])
+            assert (span["name"], span["kind"]) == ("process orders", "SpanKind.INTERNAL")
+            assert (int(span["context"]["trace_id"], 16), int(span["parent_id"], 16)) == (trace_id, span_id)
+            assert span["attributes"]["process.pid"] != os.getpid()
+        assert {key: span["attributes"].get("error.type") for key, span in made.items() if key in "ab"} == {
+            "a": None, "b": "strictq.worker.job.Reject",
+        }  # fmt: skip
+        assert sorted(map(int, seen.read_text().split())) == sorted(int(span["context"]["span_id"], 16) for span in made.values())
+
+    @pytest.mark.slow
+    def test_without_the_sdk_there_the_handler_has_the_workers_context(self, tmp_path: Path, exported: Exported) -> None:
+        seen = tmp_path / "seen"
+        with strictq.open(tmp_path / "q", durability="process") as q, exported.instrument(q):
+            q.send(b"", key="a")
+            worked(q, Elsewhere(str(seen)), executor="process", concurrency=1)
+        assert int(seen.read_text()) == exported.span("process orders").context.span_id
 
 
 class TestSpans:
