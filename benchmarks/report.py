@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,6 +193,23 @@ def _folded(line: str) -> str:
     assert mark is not None  # it matches the empty string
     indent = " " * len(mark[0])
     return textwrap.fill(line, COLUMNS_MAX, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def add_forms(parser: argparse.ArgumentParser, names: Iterable[str], *, short: str) -> None:
+    """Add the options that choose the form of a comparison, and what of it is measured.
+
+    Args:
+        names: the values of --only.
+        short: what the short form does.
+    """
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--short", action="store_true", help=short)
+    form.add_argument("--tiny", action="store_true", help="shows that everything runs, measures nothing")
+    form.add_argument(
+        "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"
+    )
+    listed = list(names)
+    parser.add_argument("--only", nargs="+", choices=listed, metavar="NAME", help=f"of {', '.join(listed)}")
 
 
 def rounds(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,7 @@ from ._platform import files
 from ._platform.clock import Clock, SystemClock
 from ._platform.declared_once import same_arguments
 from ._store import api
-from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
+from ._store.api import MEMORY, SHARDS_MAX, Storage
 from ._values import hints
 from ._values.config import QueueConfig
 from ._values.errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
@@ -182,24 +183,13 @@ def _storage(
         if not create:
             raise QueueNotFound("a queue in memory is always new")
         return Storage.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
-
-    def opened(place: Path, look: ReplicaLook | None) -> Storage:
-        return Storage.open(
-            place,
-            shards=shards,
-            durability=durability,
-            config=config,
-            create=create,
-            read_only=read_only,
-            clock=clock,
-            hook=on_event,
-            on_mismatch=on_mismatch,
-            look=look,
-        )
-
+    opened = partial(
+        Storage.open, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
+        hook=on_event, on_mismatch=on_mismatch,
+    )  # fmt: skip
     with files.typed(f"{text} can't be opened"):
         try:
-            return opened(Path(text), None)
+            return opened(Path(text))
         except QueueNotFound:
             from .replication.replica_home import at_replica  # only where it may be one
 
@@ -208,7 +198,7 @@ def _storage(
                 raise
         place, look = found
         try:
-            return opened(place, look)
+            return opened(place, look=look)
         except BaseException:
             if look is not None:
                 look.leave()

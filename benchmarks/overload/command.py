@@ -123,13 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks overload",
         description="How long messages of innocent tenants wait from send to start while another tenant is in trouble.",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--short", action="store_true", help="a minute on an idle machine; default: the long form")
-    form.add_argument("--tiny", action="store_true", help="shows that everything runs, measures nothing")
-    form.add_argument(
-        "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(TROUBLES), metavar="NAME", help=f"of {', '.join(TROUBLES)}")
+    report.add_forms(parser, TROUBLES, short="a minute on an idle machine; default: the long form")
     parser.add_argument("--seconds", type=float, help="seconds of each run; default: the form's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the waits over time into DIR (matplotlib)")

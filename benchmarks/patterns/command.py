@@ -205,13 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks patterns",
         description="What people do with a queue, as CPU microseconds per message over all processes.",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--short", action="store_true", help="fewer messages, one round; default: the full form")
-    form.add_argument("--tiny", action="store_true", help="shows that everything runs, measures nothing")
-    form.add_argument(
-        "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(PATTERNS), metavar="NAME", help=f"of {', '.join(PATTERNS)}")
+    report.add_forms(parser, PATTERNS, short="fewer messages, one round; default: the full form")
     parser.add_argument(
         "--against", action="append", default=[], type=_version, metavar="NAME=CHECKOUT",
         help="measure another version of strictq beside this one, from its checkout; may be repeated",

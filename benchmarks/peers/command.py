@@ -145,13 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         description="strictq and other queues at the same durability, in turns, in one run.",
         epilog='Packages: pip install "strictq[peers]"; Redis needs a redis-server, too.',
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--short", action="store_true", help="smaller sizes, minutes; default: the long form, an hour or two")
-    form.add_argument("--tiny", action="store_true", help="some seconds; shows that everything runs, measures nothing")
-    form.add_argument(
-        "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(PATTERNS), metavar="NAME", help=f"of {', '.join(PATTERNS)}")
+    report.add_forms(parser, PATTERNS, short="smaller sizes, minutes; default: the long form, an hour or two")
     parser.add_argument("--peer", nargs="+", choices=list(PEERS), metavar="NAME", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=report.rounds, help="rounds of each comparison")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")

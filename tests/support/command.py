@@ -46,6 +46,19 @@ def strictq_command(tmp_path: Path, *args: str, timeout: float = 120) -> tuple[i
     return process.returncode, out, err
 
 
+def shown_in_terminal(parent: int) -> str:
+    """Return what processes write to a terminal, until the last of them has closed it."""
+    shown = b""
+    try:
+        while piece := os.read(parent, 65536):
+            shown += piece
+    except OSError:
+        pass  # Linux: the other end is closed
+    finally:
+        os.close(parent)
+    return shown.decode()
+
+
 def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> tuple[int, str]:
     pty = pytest.importorskip("pty")
     parent, child = pty.openpty()
@@ -58,15 +71,8 @@ def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> t
         stderr=child,
     )
     os.close(child)
-    shown = b""
-    try:
-        while piece := os.read(parent, 65536):
-            shown += piece
-    except OSError:
-        pass  # Linux: the other end is closed
-    finally:
-        os.close(parent)
-    return process.wait(PATIENCE_SECONDS), shown.decode()
+    shown = shown_in_terminal(parent)
+    return process.wait(PATIENCE_SECONDS), shown
 
 
 def wait_until_asleep(process: subprocess.Popen[str]) -> None:
