@@ -23,14 +23,14 @@ class DemoEvent(NamedTuple):
         return random.Random(self.line).lognormvariate(0.0, SPREAD)
 
 
-def ledgers(count: int, keys: int, seed: int = 1) -> list[DemoEvent]:
+def ledgers(count: int, keys: int) -> list[DemoEvent]:
     """Make `count` entries of `keys` bank accounts, or of `count` accounts if that is less.
 
     Each entry has the balance before and after it, so that a lost, duplicated or swapped entry is detected. Every account has
     at least one entry; most of the rest belong to a few accounts.
     """
     keys = min(count, keys)
-    rng = random.Random(seed)
+    rng = random.Random(1)
     balances, numbers = [0] * keys, [0] * keys
     events = []
     for line in range(1, count + 1):

@@ -11,6 +11,7 @@ import attrs
 
 from .._values.findings import WorkerEvent
 
+PIXELS: Final = 760
 LANE_PIXELS: Final = 44
 BAR_PIXELS: Final = 16
 LEFT_PIXELS: Final = 112
@@ -99,14 +100,14 @@ class Timeline:
                 rows.append(f"{name:>{width}}  {''.join(cells)}".rstrip())
         return "\n".join(rows)
 
-    def to_svg(self, pixels: int = 760) -> str:
+    def to_svg(self) -> str:
         """Return an SVG document, readable on light and dark pages."""
         keys = self.keys
         height = LANE_PIXELS * len(keys) + 34 + LEGEND_PIXELS
-        scale = (pixels - LEFT_PIXELS - 10) / (self.seconds or 1.0)
+        scale = (PIXELS - LEFT_PIXELS - 10) / (self.seconds or 1.0)
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {height}" font-family="sans-serif" font-size="11">',
-            f'<rect width="{pixels}" height="{height}" fill="#ffffff"/>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PIXELS} {height}" font-family="sans-serif" font-size="11">',
+            f'<rect width="{PIXELS}" height="{height}" fill="#ffffff"/>',
         ]
         for n, (stage, fill) in enumerate(FILLS.items()):
             x = LEFT_PIXELS + 90 * n

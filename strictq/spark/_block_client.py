@@ -165,14 +165,14 @@ def blocks(
             patience.wait(e)
 
 
-def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience | None = None) -> Iterator[bytes]:
+def scanned(served: Served, request: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the batches of a scan. Wait for the server only before the first one; Spark repeats the task of an interrupted scan.
 
     Raises:
         ServerUnreachable, ServerRefused: the server does not answer or refuses the token, or the connection was lost.
         StoreError: as for reads of the files.
     """
-    patience = patience or ServerPatience(served)
+    patience = ServerPatience(served)
     began = False
     while True:
         try:
@@ -195,10 +195,10 @@ def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience
 class Upload:
     """A staged file written in pieces on the server's host. It has the methods that pyarrow needs to write to it."""
 
-    def __init__(self, served: Served, where: Mapping[str, str], patience: ServerPatience | None = None) -> None:
+    def __init__(self, served: Served, where: Mapping[str, str]) -> None:
         self._served = served
         self._where = where
-        self._patience = patience or ServerPatience(served)
+        self._patience = ServerPatience(served)
         self._waiting = bytearray()
         self._sent = 0
         self.closed = False

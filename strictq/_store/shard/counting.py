@@ -219,7 +219,7 @@ def _sent_at(store: ShardLanes, arrival: int | None) -> int | None:
     return at
 
 
-def lanes_at_rest(store: ShardLanes, keys: Iterable[bytes], step: int = _STEP) -> Iterator[LiveLane]:
+def lanes_at_rest(store: ShardLanes, keys: Iterable[bytes]) -> Iterator[LiveLane]:
     """Return lanes as their rows say, without loading them."""
     lanes, rows = store.memory.lanes, store.rows
     some: list[bytes] = []
@@ -230,7 +230,7 @@ def lanes_at_rest(store: ShardLanes, keys: Iterable[bytes], step: int = _STEP) -
 
     for key in keys:
         some.append(key)
-        if len(some) == step:
+        if len(some) == _STEP:
             yield from read()
             some = []
     yield from read()

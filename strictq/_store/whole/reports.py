@@ -546,14 +546,9 @@ def _shard_stats(store: Store, shard: Shard) -> ShardStats:
         )  # fmt: skip
 
 
-def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[LaneView | None], T], *, long: bool = False) -> T:
-    """Return a report on one lane. None: nothing was ever sent to it.
-
-    Args:
-        long: the report may take so long that writers must not wait for it.
-    """
-    look = shard.survey if long else shard.view
-    return look(lambda lanes: report(looking.view(lanes, key, store.now())))
+def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[LaneView | None], T]) -> T:
+    """Return a report on one lane. None: nothing was ever sent to it."""
+    return shard.view(lambda lanes: report(looking.view(lanes, key, store.now())))
 
 
 def _look_at_key(store: Store, key: bytes, report: Callable[[LaneView | None, int], T], *, long: bool = False) -> T:
