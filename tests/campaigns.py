@@ -14,6 +14,7 @@ the exit code is 1. To repeat a round:
 `sqskills` kills the server of the SQS endpoint every three seconds, `sqsfuzz` sends it 1,000 requests a round.
 `remote` kills two workers on an endpoint, and the endpoint; answers are delayed by 0, 15 or 50 ms, and 5 % are cut off.
 `poison` has a message there that always fails, or kills its process.
+`moves` kills and stops nine processes on one queue, two of which move its ranges.
 `forward` kills two forwarders to an endpoint, and the endpoint; 5 % of the answers are cut off.
 `enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
@@ -48,6 +49,7 @@ from tests.support.forward_chaos import ForwardChaos
 from tests.support.powercut_campaign import Tally, cut_again
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
+from tests.support.range_chaos import RangeChaos
 from tests.support.remote_chaos import RemoteChaos
 from tests.support.running import fast_directory
 from tests.support.shipped_runs import ship
@@ -222,6 +224,13 @@ def forward(seed: int, place: Path) -> Numbers:
     })  # fmt: skip
 
 
+def moves(seed: int, place: Path) -> Numbers:
+    """Processes of every kind that are killed and stopped while ranges move, are cancelled, and are backed up."""
+    chaos = RangeChaos(fresh(place), ROUND_SECONDS, seed, KINDS[seed % len(KINDS)][0])
+    chaos.run()
+    return Counter({"kills": chaos.kills, "stops": chaos.stops, "moves": chaos.moves, "deliveries": chaos.deliveries})
+
+
 def poison(seed: int, place: Path) -> Numbers:
     """A message that always fails, or kills its process, on an SQS queue with a redrive policy."""
     limit, workers, dies = POISONS[seed % len(POISONS)]
@@ -281,6 +290,7 @@ ATTACKS: Final = {
     "sqskills": Attack(sqs_kills, "kills"),
     "sqsfuzz": Attack(sqs_requests, "requests"),
     "remote": Attack(remote, "kills"),
+    "moves": Attack(moves, "moves"),
     "poison": Attack(poison, "queues"),
     "forward": Attack(forward, "kills"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),

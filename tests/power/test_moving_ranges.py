@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 import strictq
+from strictq import MoveBlocked
 from strictq.testing import FakeClock
 from tests.support.internals import store_of
 from tests.support.moved_ranges import CONFIG, HI, KEYS, LO, Before, go_on, prepare, small_steps
@@ -19,9 +20,10 @@ from tests.support.powercut_disk import MODES, Platter, put_out
 IMAGES = int(os.environ.get("STRICTQ_POWERCUT_IMAGES", "1000")) // 100
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("durability", ["full", "process"])
-def test_a_cut_at_any_point_of_a_move(durability: Literal["full", "process"], place: Path) -> None:
-    """A range moves to a new shard, and back. Whenever some lanes have moved, every key is sent to."""
+def test_a_cut_at_any_point_of_a_move(durability: Literal["full", "process"], cancelled: bool, place: Path) -> None:
+    """A range moves to a new shard, and back, or is cancelled in between. While lanes move, every key is sent to."""
     clock = FakeClock()
     sends: list[tuple[int, str, int]] = []
     """How much was written when a send had returned, its key and its seq."""
@@ -39,12 +41,22 @@ def test_a_cut_at_any_point_of_a_move(durability: Literal["full", "process"], pl
                 seq = q.send(b"meanwhile", key=key).seq
                 sends.append((len(journal.ops), key, seq))
 
-        q.move(LO, HI, to=None, on_progress=send)
-        q.merge(1, into=0, on_progress=send)
+        def cancel(*_: int) -> None:
+            send()
+            if len(sends) >= 2 * len(KEYS):
+                assert q.cancel_move()
+                send()
+
+        if cancelled:
+            with pytest.raises(MoveBlocked, match="cancelled"):
+                q.move(LO, HI, to=None, on_progress=cancel)
+        else:
+            q.move(LO, HI, to=None, on_progress=send)
+            q.merge(1, into=0, on_progress=send)
         journal.recording = False
         store_of(q).die()
 
-    chance, platter = random.Random(durability), Platter(journal.start)
+    chance, platter = random.Random(f"{durability} {cancelled}"), Platter(journal.start)
     cuts = set(chance.sample(range(began, len(journal.ops)), min(IMAGES, len(journal.ops) - began)))
     were_moving = set()
     for index, op in enumerate(journal.ops):

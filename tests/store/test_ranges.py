@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +47,9 @@ from tests.support.queues import Opener, drain, fill, seqs
 from tests.support.recorded_batches import holder, read
 from tests.support.replicas import is_shipped
 from tests.support.running import run_python, until
+
+EVERY = int(os.environ.get("STRICTQ_STATEMENTS_EVERY", "12"))
+"""Of so many statements, a process dies at one."""
 
 
 @pytest.fixture
@@ -299,6 +303,41 @@ def stop_at(q: Queue, step: str, *, lo: int = LO, hi: int = HI, to: int | None =
 
 def parcels_of(q: Queue, shard: int = 0) -> list[int]:
     return store_of(q).shards[shard].read(parcels.numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["arrive", "sweep"])
+def test_a_process_dies_at_any_statement_that_carries_or_sweeps(
+    q: Queue, disk: Opener, place: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It carries or sweeps what another one left, in several steps. The next one does the rest."""
+    monkeypatch.setattr(parcels, "SWEPT_MAX", 5)
+    prepare(q, clock)
+    before = seen(q)
+    stop_at(q, step)
+    store_of(q).die()
+    n, reached = 1 - EVERY, True
+    while reached:
+        n += EVERY
+        path = place / f"copy-{n}"
+        shutil.copytree(q.path, path)
+        reached = False
+        with strictq.open(path, clock=clock) as one:
+            store_of(one)._upkeep.stop()
+            origin, target = store_of(one).shards
+            with suppress(Killed), killed_at(one, n) as count:
+                moving.carry(origin, target)
+                moving.sweep(origin, target)
+            reached = count[0] >= n
+            store_of(one).die()
+        with strictq.open(path, clock=clock) as other:
+            store_of(other)._upkeep.stop()
+            assert seen(other) == before, n
+            finish(other)
+            assert parcels_of(other) == []
+            assert other.check() == [], n
+        shutil.rmtree(path)
+    assert n > 40
 
 
 @pytest.mark.parametrize("step", ["arrive", "sweep"])

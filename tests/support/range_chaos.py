@@ -38,6 +38,8 @@ CONFIG: Final = QueueConfig(
 CLIENTS: Final = ("send", "send", "consume", "consume", "work", "wait")
 """Every kind that sends or settles. `wait` does it in an event loop."""
 AWAIT_SECONDS: Final = 0.05
+BACKLOG: Final = 1_000
+"""With so many messages, senders slow down: consumers may have less of the processors."""
 
 
 class Process:
@@ -96,7 +98,7 @@ class Process:
         self.note("sent", key, receipt.seq, body.decode())
         if "dedup_id" in options:
             assert q.send(body, key=key, **options).duplicate, "the id is known in every shard"
-        time.sleep(self.random.choice((0.0, 0.002, 0.01)))
+        time.sleep(self.random.choice((0.0, 0.002, 0.01)) if q.stats().depth < BACKLOG else AWAIT_SECONDS)
 
     # ---- consumers
 
@@ -217,7 +219,7 @@ class Process:
         time.sleep(0.02)
 
 
-@attrs.define
+@attrs.define(eq=False)
 class RangeChaos:
     """A queue in `directory`, and the processes that use it."""
 
@@ -227,6 +229,8 @@ class RangeChaos:
     durability: Any = "process"
     kills: int = 0
     stops: int = 0
+    moves: int = 0
+    deliveries: int = 0
     _started: int = 0
     _running: dict[subprocess.Popen[bytes], str] = attrs.Factory(dict)
 
@@ -239,8 +243,8 @@ class RangeChaos:
         with strictq.open(self.queue, shards=2, durability=self.durability, config=CONFIG) as q:
             q.app_schema(TABLE, key_columns={"app_done": "key"})
         try:
-            for kind in (*CLIENTS, "move", "move", "operate"):
-                self._start(kind)
+            logs = [self._start(kind) for kind in (*CLIENTS, "move", "move", "operate")]
+            until(lambda: all(log.exists() for log in logs), "all to begin")
             end = time.monotonic() + self.seconds
             while time.monotonic() < end or self.kills < 2 or not self.stops:
                 time.sleep(chance.uniform(0.05, 0.4))
@@ -263,14 +267,14 @@ class RangeChaos:
                 process.wait()
         self._verify()
 
-    def _start(self, kind: str) -> None:
+    def _start(self, kind: str) -> Path:
         self._started += 1
         name = self.directory / f"{kind}-{self._started}"
         with name.with_suffix(".err").open("wb") as errors:
             log = name.with_suffix(".log")
             process = spawn("range_chaos", kind, self.queue, log, f"{self.seed}-{self._started}", stderr=errors)
         self._running[process] = kind
-        until(log.exists, f"{kind} to begin")
+        return log
 
     def _kill(self, process: subprocess.Popen[bytes]) -> str:
         process.kill()
@@ -296,7 +300,10 @@ class RangeChaos:
                     what, *values = json.loads(line)
                     if what == "sent":
                         sent.append(values)
+                    elif what == "moved":
+                        self.moves += 1
                     elif what == "got":
+                        self.deliveries += 1
                         self._got(got, bodies, *values)
                     elif what == "acked":
                         acked[f"{values[0]} {values[1]} {values[2]}"] += 1
