@@ -161,12 +161,13 @@ class Settling:
             counts = {given[0].lease: 1} if len(given) == 1 else Counter(map(_LEASE, given))
         except (AttributeError, TypeError):
             return None  # one of them is not a delivery
-        work = []
+        work, storage = [], self._storage
         for lease, n in counts.items():
-            lo, hi = lease._lo, lease._hi
-            if n != lease._open or hi - lo + 1 != n or self._is_foreign(lease):
+            lo, end = lease._lo, lease._hi + 1
+            if n != lease._open or end - lo != n or lease._origin.storage is not storage:
                 return None
-            work.append((lease, lease._held.some(range(lo, hi + 1))))
+            held = lease._held
+            work.append((lease, Settlement(held.key, held.token, range(lo, end))))
         return work
 
     def _by_lease(self, given: Sequence[MessageState], results: list[Any]) -> list[tuple[LeaseState, list[int]]]:
@@ -432,7 +433,7 @@ class Settling:
         self._storage.require_open(inside=True)
         length = validate.microseconds("seconds", seconds, minimum=0.001)
         for lease in leases:
-            if self._is_foreign(lease):
+            if lease._origin.storage is not self._storage:
                 raise not_ours()
         outcome = self.renew(leases, length, late=bool(late))
         for lease in outcome:
@@ -551,9 +552,6 @@ class Settling:
         if lease._origin.storage is not self._storage:
             raise not_ours()
         return lease
-
-    def _is_foreign(self, lease: LeaseState) -> bool:
-        return lease._origin.storage is not self._storage
 
     @staticmethod
     def require_unsettled(d: MessageState) -> None:

@@ -164,7 +164,8 @@ class Claiming:
             if turns.blocked_until < NEVER:
                 turns.unblock(self._store.rates.now())
         self._now, self._elsewhere = now, request.elsewhere or {}
-        self._return_permits()  # of a plan that was interrupted, or rolled back
+        if self._used or self._permit is not None:
+            self._return_permits()  # of a plan that was interrupted, or rolled back
         groups: list[Group] = []
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
@@ -244,10 +245,11 @@ class Claiming:
             self._fit(groups, sized, bytes_left)
         if passed:
             self._list_again(passed)
-        self._uncharge()
-        self._use_permit(0)
-        if bytes_left is not None and turns is not None and self._used:
-            self._return_cut(turns, groups)
+        if turns is not None:
+            self._uncharge()
+            self._use_permit(0)
+            if bytes_left is not None and self._used:
+                self._return_cut(turns, groups)
         return groups
 
     def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:

@@ -166,9 +166,14 @@ def _full(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> QueueFull | No
     over = 0 if config.max_depth is None else store.memory.totals.pending + elsewhere.messages + len(items) - config.max_depth
     if over > 0 and items:
         return QueueFull(f"the queue has reached max_depth={config.max_depth}", retry_after=seconds_until(tx, over))
+    rules = store.memory.tenancy
+    if rules is not None and not rules.limits_depth:
+        rules = None
+    if rules is None and config.max_key_depth is None:
+        return None
     refused: dict[bytes, QueueFull] = {}
-    rules, wanted = store.memory.tenancy, Counter(item[0] for item in items)
-    if rules is not None and rules.limits_depth:
+    wanted = Counter(item[0] for item in items)
+    if rules is not None:
         of_tenant: Counter[bytes] = Counter()
         for key, n in wanted.items():
             of_tenant[tenant_of(key, rules.separator)] += n

@@ -21,7 +21,6 @@ from ..tables import trouble
 from . import ending, expiring, parking, sending
 from .failures import AttemptFailure, with_failure
 from .leases import ID, KEY, Claimed, Lost, Row, Settlement
-from .loading import NeedsTransactionError
 from .message_opts import row_of
 from .shard_lanes import ShardLanes, Tx
 
@@ -113,10 +112,11 @@ def held_ids(lane: LiveLane, seqs: Sequence[int]) -> list[int] | None:
     if rare is not None and rare.front_held:
         known = dict(lane.leased())
         return [known[seq] for seq in seqs] if all(seq in known for seq in seqs) else None
-    window, at = lane.ids, seqs[0] - lane.first
-    if window is None or at < 0 or seqs[-1] - lane.first >= lane.held:
+    window, first = lane.ids, lane.first
+    at, end = seqs[0] - first, seqs[-1] - first + 1
+    if window is None or at < 0 or end > lane.held:
         return None
-    ids = window[at : at + n] if seqs[-1] - seqs[0] + 1 == n else [window[seq - lane.first] for seq in seqs]
+    ids = window[at:end] if end - at == n else [window[seq - first] for seq in seqs]
     return None if 0 in ids else ids
 
 
@@ -679,35 +679,31 @@ def ack_alone(store: ShardLanes, now: int, batches: Sequence[Settlement]) -> boo
     """Ack messages with a single statement. None: that is not possible now, and nothing was written."""
     if not batches:
         return None
-    token = batches[0].token
+    memory, token = store.memory, batches[0].token
+    lanes = memory.lanes
     groups: list[Group] = []
     named: set[bytes] = set()
     starts = 0
-    store.loader.alone = True
-    try:
-        for batch in batches:
-            if batch.token != token or batch.key in named:
+    for batch in batches:
+        key = batch.key
+        lane = lanes.get(key)
+        if batch.token != token or key in named or lane is None or (grant := lane.grant) is None or grant.token != token:
+            return None  # memory may be behind, so only a transaction refuses
+        ids = held_ids(lane, batch.seqs)
+        if ids is None:
+            return None
+        if batch.start is not None:
+            if not _is_next(lane, ids, batch.start):
                 return None
-            lane = held_lane(store, batch.key, token)
-            ids = None if lane is None else held_ids(lane, batch.seqs)
-            if lane is None or ids is None:
-                return None  # memory may be behind, so only a transaction refuses
-            if batch.start is not None:
-                if not _is_next(lane, ids, batch.start):
-                    return None
-                starts += 1
-            groups.append((lane, ids))
-            named.add(batch.key)
-    except NeedsTransactionError:
-        return None
-    finally:
-        store.loader.alone = False
+            starts += 1
+        groups.append((lane, ids))
+        named.add(key)
     if starts not in (0, len(groups)):
         return None
-    memory = store.memory
     data, holder = kinds.encode_groups(groups), kinds.NEXT if starts else None
+    before = sending.listed(memory)
     entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, holder, data)
     if not store.append_alone(entry, groups):
         return None
-    store.wake |= any(lane.listed for lane, _ in groups)
+    store.wake |= sending.listed(memory) != before
     return True

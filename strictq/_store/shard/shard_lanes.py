@@ -340,7 +340,7 @@ class ShardLanes:
         memory.seen, memory.top = seen, max(memory.top, top)
         self.loader.place_all()
         memory.make_room()
-        memory.sort_some()
+        self._sort()
         memory.unsure = self.loader.replays = False
 
     def _clear(self) -> None:
@@ -427,14 +427,14 @@ class ShardLanes:
         data = encode_groups(groups) if data is None else data
         entry = (memory.seen + 1, kind, at, memory.top, token, deadline, holder, data)
         self.log.append(entry)
-        self._apply(entry, groups)
+        memory.apply(entry, groups)
+        if memory.slot_freed:
+            self._note_slot()
         return entry
 
-    def _apply(self, entry: Entry, groups: Sequence[Group]) -> None:
-        memory = self.memory
-        memory.slot_freed = False
-        memory.apply(entry, groups)
-        self.wake = self.wake or memory.slot_freed
+    def _note_slot(self) -> None:
+        """Wake receivers, because a tenant may lease one more key."""
+        self.memory.slot_freed, self.wake = False, True
 
     def append_alone(self, entry: Entry, groups: Sequence[Group], trouble: tuple[Any, ...] | None = None) -> bool:
         """Commit an entry in a single statement, and apply it. Return False if another process wrote meanwhile.
@@ -451,7 +451,9 @@ class ShardLanes:
         except apsw.BusyError:
             memory.unsure = False
             raise
-        self._apply(entry, groups)
+        memory.apply(entry, groups)
+        if memory.slot_freed:
+            self._note_slot()
         memory.unsure = False
         return True
 
@@ -501,7 +503,13 @@ class ShardLanes:
         if self.folder.is_due:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
             self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
-        self._dirty_max = min(self.folder.dirty_max, memory.sort_some())
+            self._sort()
+        elif len(memory.dirty) >= self._dirty_max:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Sort some keys of changed lanes, and note from how many on to do it again."""
+        self._dirty_max = min(self.folder.dirty_max, self.memory.sort_some())
 
     @property
     def suspects(self) -> int:
