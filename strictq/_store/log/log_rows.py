@@ -108,7 +108,9 @@ class LogRows:
         found: list[Any] = self._run(LOG.news, (seen, top, most, body_bytes)).fetchall()
         if len(found) >= most:
             return None
-        at = next((n for n, row in enumerate(found) if type(row[1]) is bytes), len(found))
+        if not found or type(found[-1][1]) is not bytes:
+            return found, []
+        at = next(n for n, row in enumerate(found) if type(row[1]) is bytes)
         return found[:at], found[at:]
 
     def keys(self, arrivals: Iterable[int]) -> dict[int, tuple[bytes, int]]:

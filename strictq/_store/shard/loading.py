@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import apsw
 
 from ..._values.errors import StoreCorrupt
-from ..._values.keys import ASIDE, is_keyless
+from ..._values.keys import ASIDE, KEYLESS, is_keyless
 from ..lane import entries as kinds
 from ..lane.damage import is_of_values
 from ..lane.entries import Entry, decode_groups, decode_keys, unpack
@@ -21,9 +21,9 @@ from ..log.log_rows import LogRows
 from ..tables.lane_rows import LaneRows
 
 KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
-KINDS_OF_PLACES = frozenset((kinds.REDRIVE, kinds.PARK))
-"""Of these the lane needs the seqs of the messages, or is another one than that of their keys."""
 KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
+PLAIN_KINDS = frozenset((kinds.CLAIM, kinds.MORE, kinds.ACK, kinds.ACK_FIRST, kinds.NACK, kinds.DEFER, kinds.START))
+"""The common ones of those whose data are messages of live lanes."""
 
 
 def parked_key(key: bytes, seq: int) -> bytes:
@@ -187,13 +187,13 @@ class Loader:
             StoreCorrupt: the data is not that of an entry.
         """
         kind, holder = entry[1], entry[6]
-        if kind in KINDS_WITHOUT_LANES or (kind in kinds.OF_DEAD and holder == kinds.DEAD):
-            return []  # a dead letter is not in its lane any more
         try:
+            if kind in PLAIN_KINDS and holder != kinds.DEAD and (plain := self._plain_groups(entry)) is not None:
+                return plain
+            if kind in KINDS_WITHOUT_LANES or (kind in kinds.OF_DEAD and holder == kinds.DEAD):
+                return []  # a dead letter is not in its lane any more
             if kind in KINDS_WITH_KEYS or (holder is not None and kind in (kinds.RELEASE, kinds.EXTEND)):
                 return [(lane, []) for lane in self._behind(decode_keys(entry[7]), entry)]
-            if kind not in KINDS_OF_PLACES and (plain := self._plain_groups(entry)) is not None:
-                return plain
             named = decode_groups(entry[7])
         except ValueError as e:
             if not is_of_values(e):
@@ -225,8 +225,9 @@ class Loader:
                 ids.append(-i)
                 continue
             row = rows.get(i) or old_rows.get(i)
-            lane = None if row is None else lanes.get(row[M_KEY])
-            if lane is None or lane.rest or lane.deep or lane.lsn >= entry_id or is_keyless(lane.key):
+            if row is None or (lane := lanes.get(key := row[M_KEY])) is None:
+                return None
+            if lane.rest or lane.deep or lane.lsn >= entry_id or key.startswith(KEYLESS):
                 return None
             ids = [i]
             found.append((lane, ids))

@@ -399,6 +399,8 @@ class ShardLanes:
                 loader.arrive(messages[begin:at])
             if top > memory.top:
                 memory.top = top
+            if memory.ack_one(entry):
+                continue
             memory.apply(entry, loader.groups(entry))
             if memory.unplaced:
                 loader.place_all()
@@ -451,7 +453,8 @@ class ShardLanes:
         except apsw.BusyError:
             memory.unsure = False
             raise
-        memory.apply(entry, groups)
+        if not memory.ack_one(entry):
+            memory.apply(entry, groups)
         if memory.slot_freed:
             self._note_slot()
         memory.unsure = False
