@@ -2415,8 +2415,8 @@ MUTATIONS = [
     _store(
         "one lane: a memory that is behind does not refuse",
         "shard/settling.py",
-        "                return None  # memory may be behind, so only a transaction refuses\n",
-        "                raise lost(store, batch)\n",
+        "            return None  # memory may be behind, so only a transaction refuses\n",
+        "            raise lost(store, batch)\n",
         *WALK,
         *SHARD_LANES,
     ),

@@ -686,12 +686,13 @@ def ack_alone(store: ShardLanes, now: int, batches: Sequence[Settlement]) -> boo
     starts = 0
     for batch in batches:
         key = batch.key
-        lane = lanes.get(key)
-        if batch.token != token or key in named or lane is None or (grant := lane.grant) is None or grant.token != token:
-            return None  # memory may be behind, so only a transaction refuses
-        ids = held_ids(lane, batch.seqs)
-        if ids is None:
+        if batch.token != token or key in named:
             return None
+        lane, ids = lanes.get(key), None
+        if lane is not None and (grant := lane.grant) is not None and grant.token == token:
+            ids = held_ids(lane, batch.seqs)
+        if lane is None or ids is None:
+            return None  # memory may be behind, so only a transaction refuses
         if batch.start is not None:
             if not _is_next(lane, ids, batch.start):
                 return None
