@@ -82,7 +82,7 @@ NEVER: Final = 1 << 62
 
 RATE_SECONDS: Final = 60.0
 _KEY_LENGTH_BYTES: Final = 4
-_ID_BYTES: Final = 8
+ID_BYTES: Final = 8
 _SWAP: Final = sys.byteorder == "big"
 
 
@@ -151,7 +151,7 @@ def unpack(data: bytes) -> list[int]:
     Raises:
         ValueError: the length is no multiple of 8.
     """
-    if len(data) == _ID_BYTES:
+    if len(data) == ID_BYTES:
         return [int.from_bytes(data, "little", signed=True)]
     numbers = array("q")
     numbers.frombytes(data)
@@ -163,7 +163,7 @@ def unpack(data: bytes) -> list[int]:
 def encode_groups(groups: Sequence[tuple[object, Sequence[int]]]) -> bytes:
     """Return the messages of each lane as an entry's data."""
     if len(groups) == 1 and len(groups[0][1]) == 1:
-        return groups[0][1][0].to_bytes(_ID_BYTES, "little", signed=True)
+        return groups[0][1][0].to_bytes(ID_BYTES, "little", signed=True)
     numbers: list[int] = []
     for _, ids in groups:
         numbers.append(ids[0])

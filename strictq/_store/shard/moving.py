@@ -21,7 +21,7 @@ from ..._values import hints
 from ..._values.errors import MoveBlocked, StoreCorrupt
 from ..._values.keys import is_keyless, shared_key
 from ..._values.tenants import tenant_of
-from ..lane.entries import NEVER, TOKEN_BITS, pack, unpack
+from ..lane.entries import ID_BYTES, NEVER, TOKEN_BITS, pack, unpack
 from ..lane.live_lane import LaneAtRest
 from ..lane.memory import MessageRow
 from ..lane.order import place_of_arrival
@@ -33,7 +33,7 @@ from ..tables.lane_rows import LaneRows
 from . import expiring
 from .shard_lanes import ShardLanes, Tx
 
-LANES_MAX: Final = 250
+LANES_MAX: Final = 256
 MESSAGES_MAX: Final = 2_500
 AHEAD_MIN: Final = 1_000
 """Fewer messages are read while their lanes wait: that is shorter than to look for them before."""
@@ -311,7 +311,7 @@ def _fitting(store: ShardLanes, lanes: list[LaneAtRest]) -> list[LaneAtRest]:
 
 
 def _same(before: bytes, key: bytes) -> bool:
-    return shared_key(before) == shared_key(key)
+    return is_keyless(key) and shared_key(before) == shared_key(key)  # other lanes have no parked messages
 
 
 def _rows(tx: Tx, after: bytes) -> Iterator[tuple[bytes, int, bool]]:
@@ -417,6 +417,8 @@ def leave_loose(tx: Tx, passage: Passage, keys: Sequence[bytes], forwards: bool 
 
 def _whole(rows: LaneRows, row: LaneAtRest) -> LaneAtRest:
     """Return a row with all ids of the lane, of which the resolved ones are 0."""
+    if row.opts is None and row.ids_from == row.first and row.ids and len(row.ids) == ID_BYTES * (row.tail - row.first + 1):
+        return row
     ids = rows.window(row, row.first, row.tail + 1)
     opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
     for seq, i in opts.pop("back", ()):

@@ -10,14 +10,13 @@ import apsw
 from ..._sql import TABLES, repeated
 from ..._values.errors import StoreCorrupt
 from ..lane.damage import is_of_values
-from ..lane.entries import pack, unpack
+from ..lane.entries import ID_BYTES, pack, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..log.log_rows import in_parts
 
 _LOAD: Final = repeated(TABLES.load, 256, 32, 4, 1)
 _DROP_PARTS: Final = repeated(TABLES.drop_parts, 256, 32, 4, 1)
 _EMPTY: Final = repeated(TABLES.write_empty, 64, 8, 1)
-_ID_BYTES: Final = 8
 _HEAD_COLUMNS: Final = 16
 
 
@@ -137,7 +136,7 @@ class LaneRows:
 
     def _append(self, lane: LiveLane, lsn: int) -> None:
         """Add a lane's new ids to its row, and seal what is full as parts."""
-        new, key, full = lane.new or [], lane.key, self._chunk * _ID_BYTES
+        new, key, full = lane.new or [], lane.key, self._chunk * ID_BYTES
         first = lane.tail - len(new) + 1
         if new:
             # The two have one condition: a row that is sealed and not cleared would have its ids twice, or lose them.

@@ -115,9 +115,12 @@ def all_arrivals(db: apsw.Connection) -> set[int]:
 
 def unresolved(row: LaneAtRest) -> set[int]:
     """Return the arrival numbers of all unresolved messages of a row that has all ids of its lane."""
-    opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
-    rare = {i for name in ("front", "waiting") for _, i in opts.get(name, ())}
-    return {i for i in unpack(row.ids or b"") if i} | rare
+    found = set(unpack(row.ids or b""))
+    found.discard(0)
+    if row.opts is not None:
+        opts: dict[str, Any] = json.loads(row.opts)
+        found.update(i for name in ("front", "waiting") for _, i in opts.get(name, ()))
+    return found
 
 
 def sweep(db: apsw.Connection, number: int) -> tuple[list[int], bool]:
