@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
 import attrs
 
@@ -16,9 +16,6 @@ from .._values.errors import InvalidArgument, OutcomeUnknown
 from .._values.keys import KEYLESS, Key, decode_key, encode_key
 from .._values.types import UNSET, Body, Message, Receipt, SendOptions, Unset, to_send
 from .sending import Sending, with_headers
-
-if TYPE_CHECKING:
-    pass
 
 PENDING: Final = "the transaction that this message is sent in has not committed yet"
 FAILED: Final = "the transaction that this message was to be sent in failed: it was not sent"

@@ -61,10 +61,6 @@ READ_ONLY: Final = (
 _REMOVABLE: Final = ("Policy", "RedrivePolicy", "RedriveAllowPolicy", "KmsMasterKeyId")
 """Attributes that an empty value removes."""
 KNOWN: Final = frozenset((*NUMBERS, *CHOICES, *READ_ONLY, *_REMOVABLE))
-SYSTEM_NAMES: Final = frozenset((
-    "All", "SenderId", "SentTimestamp", "ApproximateReceiveCount", "ApproximateFirstReceiveTimestamp", "SequenceNumber",
-    "MessageDeduplicationId", "MessageGroupId", "AWSTraceHeader", "DeadLetterQueueSourceArn",
-))  # fmt: skip
 
 _EVERY: Final = frozenset(("All", "*", ".*"))
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")

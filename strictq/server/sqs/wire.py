@@ -18,7 +18,6 @@ from .model import Action, ServiceModel
 JSON_TYPE: Final = b"application/x-amz-json-1.0"
 XML_TYPE: Final = b"text/xml"
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
-TARGET: Final = b"AmazonSQS."
 FIELDS_MAX: Final = 2_000
 LEVELS_MAX: Final = 8
 
