@@ -40,6 +40,7 @@ from tests.support.moved_ranges import (
     moves,
     notes,
     prepare,
+    small_steps,
     state_of,
     unfinished,
 )
@@ -527,6 +528,32 @@ def test_a_verb_over_all_keys_finds_those_that_move_meanwhile(disk: Opener, cloc
         assert n == {0: expected.dead, 3: expected.depth + expected.dead}.get(verbs.index(verb), expected.depth)
         q.purge(dead=True)
         q.move(1 << 63, HI, to=1)
+    assert q.check() == []
+
+
+def test_an_observer_sends_while_keys_move(q: Queue) -> None:
+    """A hook runs in the thread that moves, which would wait for itself if it brought keys to their new shard, too."""
+    q.send_many([Message(b"", key=f"key-{n}") for n in range(40)])
+
+    class Sends(strictq.Observer):
+        sent, inside = 0, False
+
+        def duration(self, name: str, seconds: float, shard: int) -> None:
+            if name == "commit" and not self.inside and self.sent < 100:
+                self.inside = True
+                with q.transaction(key=f"key-{self.sent % 40}") as tx:
+                    tx.send(b"", key=f"sent-{self.sent}")
+                q.send(b"", key=f"other-{self.sent}")
+                self.sent += 1
+                self.inside = False
+
+    sends = Sends()
+    with q.observe(sends), small_steps():
+        q.split(0)
+        q.merge(1, into=0)
+    assert sends.sent > 10
+    for n in range(sends.sent):
+        assert [q.send(b"", key=f"{name}-{n}").seq for name in ("sent", "other")] == [2, 2]
     assert q.check() == []
 
 

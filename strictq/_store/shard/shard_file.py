@@ -144,8 +144,8 @@ class Shard:
         """For short reads while the writing connection is in use."""
         self._reader_lanes, self._glance_lanes = ShardLanes(part.shard), ShardLanes(part.shard)
         self.checkpoint_lock = threading.Lock()
-        self.carrying = threading.Lock()
-        """Held by the thread that carries lanes from this shard to another one."""
+        self.carrying = threading.RLock()
+        """Held by the thread that carries lanes from this shard to another one. A hook of its commits may carry some, too."""
         self.failed: StoreError | None = None
         """The reason why this shard is quarantined."""
 
@@ -707,7 +707,7 @@ class Shard:
         self._reader.resume(child=child)
         self._glances.resume(child=child)
         if child:
-            self.checkpoint_lock, self.carrying = threading.Lock(), threading.Lock()
+            self.checkpoint_lock, self.carrying = threading.Lock(), threading.RLock()
         else:
             self.checkpoint_lock.release()
 
