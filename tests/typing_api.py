@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,6 +196,41 @@ def work(q: strictq.Queue, p: strictq.Queue) -> None:
     assert_type(q.sideline(None), bool)
     worker = strictq.Worker([q, p], weights=[3, 1], process_batch=process_batch, batch_max=10, batch_wait_seconds=0.5)
     assert_type(worker.workers, tuple[strictq.Worker, ...])
+
+
+def elsewhere(q: strictq.Queue, url: str) -> None:
+    with strictq.connect(url, client=None, lease_seconds=30, poll_seconds=20, fetchers=2, settlers=4, confirm="behind") as remote:
+        assert_type(remote, strictq.RemoteQueue)
+        receipt = remote.send(b"x", "k", dedup_id="d", ttl=5.0, headers={"a": "b"})
+        assert_type(receipt, strictq.RemoteReceipt)
+        assert_type(receipt.sequence_number, str | None)
+        assert_type(remote.send_many([strictq.Message(b"x", key=1)]), list[strictq.RemoteReceipt])
+        assert_type(remote.stats(), strictq.RemoteStats)
+        assert_type(remote.stats().requests, Mapping[str, int])
+        assert_type(remote.redrive, strictq.RedrivePolicy | None)
+        assert_type(remote.config, strictq.QueueConfig)
+
+        def process(job: strictq.Job) -> None:
+            assert_type(job.sequence_number, str | None)
+            assert_type(job.source_seq, int | None)
+            assert_type(job.message_id, str | None)
+
+        strictq.Worker([remote, q], process).run(drain=True)
+        strictq.Worker(url, process)
+        forwarder = strictq.Forwarder(q, remote, concurrency=4, batch=10, per_key=None, on_refused="hold")
+        forwarder.run(drain=True, grace_seconds=5.0)
+        assert_type(forwarder.stats(), strictq.ForwarderStats)
+        assert_type(forwarder.stats().error, str | None)
+
+
+async def elsewhere_asynchronously(q: strictq.AsyncQueue, url: str) -> None:
+    async with strictq.connect_async(url) as remote:
+        assert_type(remote, strictq.AsyncRemoteQueue)
+        assert_type(await remote.send(b"x", "k"), strictq.RemoteReceipt)
+        assert_type(await remote.send_many([strictq.Message(b"x")]), list[strictq.RemoteReceipt])
+        assert_type(await remote.stats(), strictq.RemoteStats)
+        assert_type(remote.sync, strictq.RemoteQueue)
+        await strictq.Forwarder(q, remote).serve(drain=True)
 
 
 def test_with_it(machine: testing.Machine) -> None:

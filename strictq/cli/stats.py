@@ -13,7 +13,7 @@ import click
 
 import strictq
 from strictq.cli._advice import in_words
-from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
+from strictq.cli._arguments import Seconds, json_option, looking, place_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
 from strictq.cli._words import emit, short, size, span, status_line
@@ -25,6 +25,7 @@ EXAMPLES: Final = """
 strictq stats orders.strictq
 strictq stats orders.strictq --watch --interval 5
 strictq stats orders.strictq --json | jq .depth
+strictq stats sqs+https://queues.example/queue/orders.fifo
 """
 STATES: Final = ("ready", "in_flight", "delayed", "held", "dead")
 TOTALS: Final = (
@@ -74,22 +75,26 @@ class Look(NamedTuple):
 
 
 @command(EXAMPLES)
-@queue_argument
+@place_argument
 @click.option("--watch", "-w", is_flag=True, help="Refresh until Ctrl-C, and show rates.")
 @click.option("--interval", type=Seconds(min=0.1, max=86400), help="With --watch: seconds between two refreshes. [2]")
 @click.option("--count", type=click.IntRange(min=1), help="With --watch: exit after this many refreshes.")
 @click.option("--shards", is_flag=True, help="Show the counts of each shard.")
 @json_option
-def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
+def stats(queue: Path | str, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
     """Show the state and totals of a queue. Does not block programs that use the queue.
 
     The cost depends on the number of delayed and held keys, not on the number of messages. With --watch, a terminal shows a
-    live table; a pipe or a file gets one line (with --json, one object) per refresh.
+    live table; a pipe or a file gets one line (with --json, one object) per refresh. A URL's endpoint tells its counts only.
 
     Exit code 0: every shard was read. 1: a shard could not be read; the output says which. 2: there is no such queue.
     """
     if not watch and (interval is not None or count is not None):
         raise Failure("--interval and --count require --watch", USAGE)
+    if isinstance(queue, str):
+        if watch or shards:
+            raise Failure("--watch and --shards need a queue of this machine: an endpoint has no totals and no shards", USAGE)
+        return _of_endpoint(queue, as_json)
     if not watch:
         with looking(queue) as q:
             look = Look.at(q)
@@ -103,6 +108,26 @@ def stats(queue: Path, watch: bool, interval: float | None, count: int | None, s
     for look in _json_lines(looks) if as_json else _watch(looks, shards=shards):
         code = look.code
     return code
+
+
+def _of_endpoint(url: str, as_json: bool) -> int:
+    """Show what an endpoint tells of a queue."""
+    with strictq.connect(url) as q:
+        found = q.stats()
+        if as_json:
+            redrive = None if q.redrive is None else q.redrive.to_dict()
+            emit({
+                "fifo": q.is_fifo, "depth": found.depth, "ready": found.ready, "in_flight": found.in_flight,
+                "delayed": found.delayed, "lease_seconds": q.lease_seconds, "redrive": redrive,
+                "round_trip_seconds": found.round_trip_seconds,
+            })  # fmt: skip
+            return OK
+        facts = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
+        facts += [("lease", span(q.lease_seconds)), ("round trip", span(found.round_trip_seconds))]
+        if q.redrive is not None:
+            facts.append(("dead letters", f"after {many(q.redrive.receives_max, 'receive')}, to {printable(q.redrive.target)}"))
+        show(Heading(f"{printable(q.path)}: a {'FIFO' if q.is_fifo else 'standard'} queue"), facts)
+    return OK
 
 
 def _looks(path: Path, interval: float, count: int | None, *, top: bool) -> Iterator[Look]:

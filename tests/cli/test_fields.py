@@ -279,6 +279,16 @@ def forward(w: World) -> None:
     w.run("forward", w.path, "--to", url, "--drain", codes=(1,))
 
 
+def stats_url(w: World) -> None:
+    with sqs_endpoint() as endpoint:
+        for name, value in endpoint.environment.items():
+            w.patch.setenv(name, value)
+        for name, limit in (("dead.fifo", None), ("o.fifo", "dead.fifo")):
+            policy = {"deadLetterTargetArn": f"arn:aws:sqs:us-east-1:000000000000:{limit}", "maxReceiveCount": 3}
+            endpoint.create_queue(name, **({} if limit is None else {"RedrivePolicy": policy}))
+            w.run("stats", f"sqs+{endpoint.url}/queue/{name}")
+
+
 def stats(w: World) -> None:
     with w.open() as q:
         holder(q, "idle").close()
@@ -700,7 +710,7 @@ def restore(w: World) -> None:
 
 RUNS: dict[str, Callable[[World], None]] = {
     "create": create, "config": config, "send": send, "receive": receive, "run": run_app, "work": work,
-    "forward": forward, "stats": stats,
+    "forward": forward, "stats": stats, "stats URL": stats_url,
     "alarm": alarm, "tenants": tenants, "limit": limit, "consumers": consumers, "leases": leases, "shards": shards,
     "shards advise": shards_advise, "shards split": shards_split, "shards cancel": shards_cancel,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "output": output,

@@ -10,7 +10,7 @@ import pytest
 import strictq
 from strictq.testing import SqsEndpoint, sqs_endpoint
 from tests.cli.test_send import summary
-from tests.support.command import in_process
+from tests.support.command import in_process, json_lines
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,19 @@ def test_options_of_local_queues_are_refused(endpoint: SqsEndpoint, words: str) 
     result = in_process("send", url, "--key-field", "k", *words.split(), input='{"k": "a", "n": 1}\n')
     assert result.exit_code in (1, 2), result.stderr
     assert "sent 0 lines" in result.stderr or result.exit_code == 2
+
+
+def test_what_an_endpoint_tells_of_a_queue(endpoint: SqsEndpoint) -> None:
+    url = url_of(endpoint, "told.fifo")
+    with strictq.connect(url) as q:
+        q.send_many([strictq.Message(b"x", key=n) for n in range(3)])
+    assert endpoint.client.receive_message(QueueUrl="told.fifo")["Messages"]
+    (values,) = json_lines(in_process("stats", url, "--json").stdout)
+    assert (values["fifo"], values["depth"], values["ready"], values["in_flight"]) == (True, 3, 2, 1)
+    text = in_process("stats", url).stdout
+    assert "a FIFO queue" in text
+    assert in_process("stats", url, "--watch").exit_code == 2
+    assert in_process("stats", f"{url}-none").exit_code == 2
 
 
 def test_an_endpoint_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
