@@ -1,14 +1,15 @@
 """`python -m benchmarks remote`: workers on a queue of an SQS endpoint, and the forwarder, beside plain loops with boto3.
 
 The endpoint is `strictq serve sqs --memory` in a process of its own. A round trip is added in the client, before each request.
-Overlap is the time that the handlers of process take at least, as a share of the time that the run took. The last column is the
-processor time of this process, microseconds per message.
+Overlap is the time that the handlers of process take at least, as a share of the time that the run took. The last columns are the
+processor times of this process and of the endpoint, microseconds per message. Connections are made before the time begins.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shutil
 import statistics
 import tempfile
@@ -26,7 +27,7 @@ from botocore.config import Config
 
 import strictq
 
-from .sqs import SERVERS, server
+from .sqs import SERVERS, Client, server
 
 PREPARE: Final = 0.025
 PROCESS: Final = 0.040
@@ -44,7 +45,7 @@ class Sizes(NamedTuple):
     one: int = 60
     each: int = 8
     standard: int = 800
-    forwarded: int = 3_000
+    forwarded: int = 6_000
     rounds: int = ROUNDS
 
 
@@ -53,25 +54,40 @@ TINY: Final = Sizes(4, 1, 20, 60, 1)
 
 
 class Run(NamedTuple):
-    """What was measured: an overlap or a rate, and microseconds of processor time per message."""
+    """What was measured: an overlap or a rate, and microseconds of processor time per message, here and at the endpoint."""
 
     value: float
     processor: float
+    endpoint: float
+
+
+class Meter:
+    """Processor time since its start."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._began = time.process_time(), place.server.processor()
+
+    def run(self, value: float, messages: int) -> Run:
+        """Return what was measured."""
+        here, there = self._began
+        return Run(
+            value, (time.process_time() - here) * 1e6 / messages, (self._place.server.processor() - there) * 1e6 / messages
+        )
 
 
 class Place:
     """An endpoint, and clients with a round trip."""
 
-    def __init__(self, port: int, directory: Path) -> None:
-        self.port, self.directory = port, directory
+    def __init__(self, server: Client, directory: Path) -> None:
+        self.server, self.port, self.directory = server, server.port, directory
         self._numbers = itertools.count()
 
     def client(self, round_trip: float = 0.0) -> Any:
         """Return a client whose requests take so many seconds longer."""
         config = Config(retries={"total_max_attempts": 1}, max_pool_connections=2 * SLOTS, read_timeout=30)
         made = boto3.client(
-            "sqs", endpoint_url=f"http://127.0.0.1:{self.port}", region_name="us-east-1", aws_access_key_id="any",
-            aws_secret_access_key="any", config=config,
+            "sqs", endpoint_url=f"http://127.0.0.1:{self.port}", region_name="us-east-1", config=config,
         )  # fmt: skip
         if round_trip:
             made.meta.events.register("before-send.sqs.*", lambda **_: time.sleep(round_trip))
@@ -100,8 +116,11 @@ class Place:
         return f"http://127.0.0.1:{self.port}/000000000000/{name}"
 
     def connect(self, name: str, round_trip: float = 0.0, **options: Any) -> Any:
-        """Return a queue's connection."""
-        return strictq.connect(f"sqs+http://127.0.0.1:{self.port}/queue/{name}", client=self.client(round_trip), **options)
+        """Return a queue's connection, with the client that strictq makes."""
+        made = strictq.connect(f"sqs+http://127.0.0.1:{self.port}/queue/{name}", **options)
+        if round_trip:
+            made._endpoint.client.meta.events.register("before-send.sqs.*", lambda **_: time.sleep(round_trip))
+        return made
 
 
 class Counted:
@@ -157,31 +176,30 @@ class Load(NamedTuple):
     def threads(self) -> int:
         return min(self.groups, SLOTS)
 
-    def run(self, handler: Counted, began: float) -> Run:
-        """Return the overlap. `began` is the processor time at the start."""
+    def run(self, handler: Counted, meter: Meter) -> Run:
+        """Return the overlap."""
         took = handler.last - handler.first + (PREPARE if self.ahead else 0.0)
-        overlap = self.messages * self.seconds / self.threads / took
-        return Run(overlap, (time.process_time() - began) * 1e6 / self.messages)
+        return meter.run(self.messages * self.seconds / self.threads / took, self.messages)
 
 
 def work(place: Place, load: Load, confirm: str) -> Run:
     """Process a queue with a worker."""
     handler, name = Counted(load.messages, load.seconds), place.filled(load.groups, load.each, fifo=load.fifo)
-    began = time.process_time()
     with place.connect(name, load.round_trip, confirm=confirm) as q:
+        meter = Meter(place)
         worker = strictq.Worker(q, handler, prepare=_prepare if load.ahead else None, concurrency=SLOTS)
         running = threading.Thread(target=worker.run)
         running.start()
         handler.over.wait()
         worker.stop()
         running.join()
-    return load.run(handler, began)
+        return load.run(handler, meter)
 
 
 def loop(place: Place, load: Load) -> Run:
     """Process a queue with loops of boto3: receive ten, prepare and process each, delete it."""
     handler, name = Counted(load.messages, load.seconds), place.filled(load.groups, load.each, fifo=load.fifo)
-    client, url, began = place.client(load.round_trip), place.url(name), time.process_time()
+    client, url, meter = place.client(load.round_trip), place.url(name), Meter(place)
 
     def consume(_: int) -> None:
         while not handler.over.is_set():
@@ -193,18 +211,17 @@ def loop(place: Place, load: Load) -> Run:
 
     with ThreadPoolExecutor(load.threads) as pool:
         list(pool.map(consume, range(load.threads)))
-    return load.run(handler, began)
+    return load.run(handler, meter)
 
 
-def forward(place: Place, per_key: int, q: strictq.Queue) -> None:
+def forward(per_key: int, target: strictq.RemoteQueue, q: strictq.Queue) -> None:
     """Empty a local queue into the endpoint with the forwarder."""
-    with place.connect(place.queue()) as target:
-        strictq.Forwarder(q, target, per_key=per_key).run(drain=True)
+    strictq.Forwarder(q, target, per_key=per_key).run(drain=True)
 
 
-def forward_plainly(place: Place, q: strictq.Queue) -> None:
+def forward_plainly(target: strictq.RemoteQueue, q: strictq.Queue) -> None:
     """Empty a local queue into the endpoint with a loop: receive ten, send them in one request, ack them."""
-    client, url = place.client(), place.url(place.queue())
+    client, url = target._endpoint.client, target.queue_id
     while batch := q.receive(BATCH):
         entries = [
             {"Id": str(i), "MessageBody": d.body.decode(), "MessageGroupId": d.key, "MessageDeduplicationId": str(d.id)}
@@ -214,14 +231,14 @@ def forward_plainly(place: Place, q: strictq.Queue) -> None:
         q.ack_many(batch)
 
 
-def rate(place: Place, messages: int, keys: int, run: Callable[[strictq.Queue], None]) -> Run:
+def rate(place: Place, messages: int, keys: int, run: Callable[[strictq.RemoteQueue, strictq.Queue], None]) -> Run:
     """Fill a local queue and empty it. Return the messages a second."""
     directory = Path(tempfile.mkdtemp(dir=place.directory))
-    with strictq.open(directory / "local.strictq", durability="process") as q:
+    with strictq.open(directory / "local.strictq", durability="process") as q, place.connect(place.queue()) as target:
         q.send_many(strictq.Message(BODY.encode(), key=f"k{n % keys}") for n in range(messages))
-        began, processor = time.perf_counter(), time.process_time()
-        run(q)
-        return Run(messages / (time.perf_counter() - began), (time.process_time() - processor) * 1e6 / messages)
+        meter, began = Meter(place), time.perf_counter()
+        run(target, q)
+        return meter.run(messages / (time.perf_counter() - began), messages)
 
 
 def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Run]]]:
@@ -238,16 +255,16 @@ def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Ru
             yield load.what, confirm, partial(work, place, load, confirm)
     for keys in (1, 50):
         what = f"forwarder, {keys} key{'s' * (keys > 1)}, messages/s"
-        yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, partial(forward_plainly, place))
+        yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, forward_plainly)
         for per_key in (1, BATCH):
-            yield what, f"--per-key {per_key}", partial(rate, place, sizes.forwarded, keys, partial(forward, place, per_key))
+            yield what, f"--per-key {per_key}", partial(rate, place, sizes.forwarded, keys, partial(forward, per_key))
 
 
 @contextmanager
 def place_in(directory: Path) -> Iterator[Place]:
     """Run an endpoint until the block ends."""
     with server(SERVERS["memory"], directory) as client:
-        yield Place(client.port, directory)
+        yield Place(client, directory)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -258,6 +275,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--match", default="", help="only runs with this in their name")
     parser.add_argument("--dir", type=Path, help="where local queues are created (default: the directory for temporary files)")
     options = parser.parse_args(arguments)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     sizes = TINY if options.tiny else SHORT if options.short else Sizes()
     directory = Path(tempfile.mkdtemp(prefix="strictq-benchmarks-", dir=options.dir))
     try:
@@ -269,8 +287,8 @@ def main(arguments: Sequence[str]) -> int:
                 values = [each.value for each in found]
                 shown = f"{statistics.median(values):,.0f}" if "/s" in what else f"{statistics.median(values):.0%}"
                 spread = f"{min(values):.3g} – {max(values):.3g}"
-                processor = statistics.median(each.processor for each in found)
-                print(f"{what:40} {who:15} {shown:>7}   {spread:15} {processor:>7,.0f} µs", flush=True)
+                here, there = (statistics.median(times) for times in zip(*(each[1:] for each in found), strict=True))
+                print(f"{what:40} {who:15} {shown:>7}   {spread:15} {here:>7,.0f} {there:>7,.0f} µs", flush=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return 0
