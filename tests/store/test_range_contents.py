@@ -428,7 +428,7 @@ def test_a_send_that_arrived_follows_its_key_through_shards(disk: Opener, clock:
                 store_of(q).forget()
             assert q.topology().shards[2].lanes == 0
         for to in (1, None, 2, 1):
-            q.move(HALF, END, to=to)
+            q.move(HALF, END, to=to, on_progress=lambda *_: forward_again(q))
             forward_again(q)
             assert q.receive(1, keys=[THERE]) == []
     store_of(q).forward()
