@@ -265,6 +265,11 @@ class Standing(NamedTuple):
     kept_bytes: int
 
 
+def has_consumers(db: apsw.Connection) -> bool:
+    """Return whether a shard has consumers. Reads no lane."""
+    return bool(db.execute(RECORDED_BATCHES.consumers).fetchall())
+
+
 def standings(store: ShardLanes) -> list[Standing]:
     """Return the consumers of a shard."""
     db, out = store.db, []

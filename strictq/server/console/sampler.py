@@ -144,7 +144,7 @@ class Sampler:
         stats = q.stats()
         if self._clock() >= series.has_due:
             series.has_due = self._clock() + HAS_SECONDS
-            streams = any(one.kind == "stream" for one in q.consumers())
+            streams = bool(q._storage.recorded_batches.consumers())
             series.has = {"tenants": q.config.tenant_separator is not None, "streams": streams, "sqs": sqs_file(q.path).is_file()}
         return stats, self._cpu() - began
 

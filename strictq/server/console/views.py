@@ -22,7 +22,7 @@ from ...queue import Queue
 
 LANES_MAX: Final = 100
 LANES_BY_TIMER_MAX: Final = 10_000
-"""With more lanes, a page reads the longest ones only when asked."""
+"""With more lanes, a page reads the longest ones, and the leases, only when asked."""
 MESSAGES_MAX: Final = 20
 DEAD_MAX: Final = 100_000
 """Dead letters that are grouped by reason."""
@@ -214,12 +214,12 @@ def dead(q: Queue, arguments: Arguments) -> dict[str, Any]:
 # ---- the rest
 
 
-def consumers(q: Queue, _arguments: Arguments) -> dict[str, Any]:
+def consumers(q: Queue, arguments: Arguments) -> dict[str, Any]:
     """Return workers, joined loops and streams with their queries, and the live leases."""
-    return {
-        "consumers": [one.to_dict() for one in q.consumers()],
-        "leases": [one.to_dict() for one in q.leases(LEASES_MAX)],
-    }
+    found = [one.to_dict() for one in q.consumers()]
+    if arguments.get("timer") and q.stats().lanes > LANES_BY_TIMER_MAX:
+        return {"consumers": found, "leases": None}
+    return {"consumers": found, "leases": [one.to_dict() for one in q.leases(LEASES_MAX)]}
 
 
 def tenants(q: Queue, _arguments: Arguments) -> dict[str, Any]:
@@ -295,8 +295,11 @@ VIEWS: Final[dict[str, View]] = {
     "lanes": lanes, "find": find, "key": key, "body": body, "history": history, "dead": dead, "consumers": consumers,
     "tenants": tenants, "spans": spans, "settings": settings, "ranges": ranges, "advice": advice,
 }  # fmt: skip
-READ_ALL: Final = frozenset({"lanes", "dead", "tenants", "advice"})
-"""Views that read every key or every dead letter. Their answers are kept for some time, in proportion to their cost."""
+READ_ALL: Final = frozenset({"lanes", "consumers", "dead", "tenants", "advice"})
+"""Views that read every key, every dead letter, or what has changed of every key.
+
+Their answers are kept for some time, in proportion to their cost.
+"""
 
 
 def for_page(value: Any) -> Any:

@@ -135,6 +135,9 @@ def test_with_many_lanes_a_page_reads_them_only_when_asked(q: strictq.Queue, pat
     async def work() -> None:
         assert await console.view("lanes", timer="1") | {"seconds": 0} == {"rows": None, "lanes": 2, "seconds": 0}
         assert len((await console.view("lanes"))["rows"]) == 2
+        q.receive(1, consumer="me")
+        assert (await console.view("consumers", timer="1"))["leases"] is None
+        assert [lease["consumer"] for lease in (await console.view("consumers"))["leases"]] == ["me"]
 
     console.run(work())
 

@@ -128,8 +128,8 @@ export const overview = {
       const found = await api("spans");
       if (!timeline(this.spans, found)) this.spans.replaceChildren(empty("No worker runs a handler now."));
       if (this.n++ % 3 === 0) {
-        const [who, longest, oldest] = await Promise.all([api("consumers"), api("lanes", { limit: 8, timer: 1 }), api("lanes", { limit: 8, by: "age", timer: 1 })]);
-        this.who.replaceChildren(workersTable(who.consumers, who.leases));
+        const [who, longest, oldest] = await Promise.all([api("consumers", { timer: 1 }), api("lanes", { limit: 8, timer: 1 }), api("lanes", { limit: 8, by: "age", timer: 1 })]);
+        this.who.replaceChildren(workersTable(who.consumers, who.leases || []), who.leases ? "" : el("p", { class: "note" }, "Loops that only call receive are read only when you ask: ", el("a", { href: href("consumers") }, "read their leases")));
         const most = Math.max(1, ...(longest.rows || []).map((r) => r.depth));
         for (const [box, found, label] of [[this.longest, longest, "Longest lanes"], [this.oldest, oldest, "Oldest lanes"]]) box.replaceChildren(found.rows ? lanesTable(label, found.rows, most) : el("p", { class: "empty" }, `${whole(found.lanes)} lanes are read only when you ask: `, el("a", { href: href("lanes") }, "read them")));
       }
@@ -224,9 +224,9 @@ export const dead = {
 
 export const consumers = {
   label: "Consumers",
-  async show(main) {
-    const found = await api("consumers"), live = found.consumers.filter((c) => c.kind !== "stream");
-    main.replaceChildren(title("Consumers", button("Refresh", () => this.show(main))), ...banners({ breakers: state.stats?.breakers }),
+  async show(main, fresh) {
+    const found = await api("consumers", { fresh }), live = found.consumers.filter((c) => c.kind !== "stream");
+    main.replaceChildren(title("Consumers", button("Refresh", () => this.show(main, 1))), ...banners({ breakers: state.stats?.breakers }),
       card(["Workers and loops", el("small", {}, "those that only call receive are listed by their leases")], table("Workers and loops", ["*Consumer", "Kind", "Process", "Shards", "#Running", "#In flight", "Busy", "Since"], live.map((c) => [shown(cut(c.name, 50)), chip(c.slow ? "slow" : "live", c.slow ? `${c.kind}, slow` : c.kind), plain(`${c.host}:${c.pid}`), c.affinity === "none" ? "all" : (c.shards || []).join(", ") || "–", c.kind === "worker" ? `${c.running} of ${c.concurrency}` : "–", whole(c.in_flight), c.kind === "worker" ? bar(c.busy_ratio || 0, 1, `busy ${percent(c.busy_ratio)}`, "busy") : "", moment(c.since)]), "No worker or loop runs.")),
       card(["Leases", el("small", {}, "who holds which key, the oldest first")], table("Leases", ["*Key", "Consumer", "#Messages", "#From seq", "Since", "Until"], found.leases.map((l) => [keyLink(l, 40), shown(cut(l.consumer, 40)), whole(l.messages), whole(l.first_seq), moment(l.since), l.until == null ? "acked" : moment(l.until)]), "No consumer holds a key.")));
   },
@@ -256,7 +256,7 @@ export const tenants = {
 export const shards = {
   label: "Shards",
   async show(main) {
-    const [who, set, own] = await Promise.all([api("consumers"), api("settings"), api("ranges")]), s = state.stats, owner = {}, again = () => this.show(main);
+    const [who, set, own] = await Promise.all([api("consumers", { timer: 1 }), api("settings"), api("ranges")]), s = state.stats, owner = {}, again = () => this.show(main);
     const of = Object.fromEntries(own.shards.map((one) => [one.shard, one]));
     for (const c of who.consumers) for (const n of c.shards || []) owner[n] = c.name;
     const split = (x) => button("Split", async () => { const given = await ask(`Split shard ${x.shard}?`, `It has ${many(x.depth, "message")} of ${many(x.lanes, "lane")}. Some of its keys move to new shards, while the queue runs.`, "Split", { fields: [["parts", "Parts", "number", 2]] }); if (given) perform("split", { shard: x.shard, parts: Number(given.parts) }, again); }, "small");
@@ -308,7 +308,7 @@ export const replication = {
 export const spark_ = {
   label: "Spark",
   async show(main) {
-    const rows = (await api("consumers")).consumers.filter((c) => c.kind === "stream");
+    const rows = (await api("consumers", { timer: 1 })).consumers.filter((c) => c.kind === "stream");
     main.replaceChildren(title("Spark queries", button("Refresh", () => this.show(main))), card(null, table("Spark queries", ["*Stream", "Query", "#Lag", "Oldest", "#Batch", "#Unacked", "#Messages/s", "Reported", "*Error"], rows.map((c) => { const q = c.query; return [shown(cut(c.name, 50)), q ? el("span", {}, chip(q.state), " ", ...shown(cut(q.name || q.id, 40))) : chip(c.active ? "active" : "stopped"), whole(c.lag), age(c.age_seconds), whole(q?.batch ?? c.last), whole(c.open), q ? num(q.messages_per_second) : "–", q ? moment(q.at) : "–", q?.error ? el("span", { class: "err" }, shown(cut(q.error, 300))) : "–"]; }), "No query reads this queue.")));
   },
 };
