@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import strictq
@@ -131,3 +133,11 @@ def test_nothing_ready_is_no_recorded_batch_and_writes_nothing(disk: Opener) -> 
     assert [h.take(0) for _ in range(20)] == [0] * 20
     assert [shard._writer.use(lambda db: db.total_changes()) for shard in store_of(q).shards] == before
     assert q.consumers()[0].last == 0
+
+
+def test_a_list_without_streams_loads_no_lanes(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "q", durability="process") as q:
+        q.send_many([strictq.Message(b"", key=f"k{n}") for n in range(50)])
+        with strictq.open(tmp_path / "q", read_only=True) as look:
+            assert look.consumers() == []
+            assert not any(shard._reader_lanes.memory.lanes for shard in look._storage._store.shards)

@@ -136,11 +136,3 @@ def test_a_queue_in_memory_has_no_reports() -> None:
     with strictq.open(":memory:") as q:
         holder(q)
         assert status(q).query is None
-
-
-def test_a_list_without_streams_loads_no_lanes(tmp_path: Path) -> None:
-    with strictq.open(tmp_path / "q", durability="process") as q:
-        q.send_many([strictq.Message(b"", key=f"k{n}") for n in range(50)])
-        with strictq.open(tmp_path / "q", read_only=True) as look:
-            assert look.consumers() == []
-            assert not any(shard._reader_lanes.memory.lanes for shard in look._storage._store.shards)
