@@ -54,7 +54,7 @@ def fill(q: strictq.Queue, key: Any, count: int) -> None:
 # ---------------------------------------------------------------- looking
 
 
-@pytest.mark.parametrize("command", ["stats", "explain", "check", "config", "shards"])
+@pytest.mark.parametrize("command", ["explain", "check", "config", "shards"])
 def test_a_url_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.chdir(tmp_path)
     result = in_process(command, "sqs+http://user:secret@host/queue/x", "key")

@@ -22,6 +22,7 @@ import strictq
 from strictq._values.keys import Key
 from strictq.testing import FakeClock
 from tests.support.folds import narrow, require_memories
+from tests.support.internals import store_of
 from tests.support.model import Model, Settings
 from tests.support.program import Program, begin
 from tests.support.witness import Witness
@@ -124,3 +125,14 @@ def walk(place: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEED, SEED + WALKS))
 def test_lanes_that_change_across_folds(place: Path, seed: int) -> None:
     walk(place, seed)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_folds_keep_up_with_calls_to_many_new_keys(place: Path, size: int) -> None:
+    """Every call changes as many lanes as it has messages, and a process that opens the queue reads what is not folded."""
+    with narrow(12, 2), strictq.open(place / "q", shards=1, durability="process") as q:
+        for n in range(0, 2_000, size):
+            q.send_many([strictq.Message(b"", key=f"key-{i}") for i in range(n, n + size)])
+        memory = store_of(q).shards[0].lanes.memory
+        assert len(memory.dirty) < 200
+        assert memory.seen + memory.top - memory.mark.fold_position < 400

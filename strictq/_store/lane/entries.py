@@ -48,8 +48,6 @@ HOLDER: Final = 6
 
 WITH_MARK: Final = frozenset((NOTE, FOLD))
 """Kinds beside which the row of `mark` may have been written."""
-NAMED_IN_A_LIFE: Final = 3
-"""How often a message is named, or arrives, from its send to its ack."""
 
 BY_KEY: Final = "k"
 """The `holder` of an entry whose data has keys: of a lease whose messages are all resolved, which `ack_first` leaves."""

@@ -580,7 +580,10 @@ class ShardMemory:
         arrival = int.from_bytes(data, "little", signed=True)
         row = self.rows.get(arrival) or self.old_rows.get(arrival)
         lane = None if row is None else self.lanes.get(row[M_KEY])
-        if lane is None or lane.split or lane.rare is not None or lane.lsn >= id_ or (grant := lane.grant) is None:
+        if lane is None or lane.split or lane.rare is not None or lane.lsn >= id_:
+            return False
+        grant = lane.grant
+        if grant is None or grant.token != token:
             return False
         window, held = lane.ids, lane.held
         if not window or not held or window[0] != arrival or (held > 1 and not window[1]):

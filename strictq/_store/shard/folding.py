@@ -22,8 +22,6 @@ from .loading import Loader
 WORK_PER_WINDOW: Final = 6
 """A fold is due after so many windows of arrivals and messages of entries: three for a message's life."""
 WORK_PER_SLICE: Final = 3
-MESSAGES_PER_SLICE: Final = 512
-"""A call of so many messages does one slice more, so that large calls don't leave the folds behind."""
 BEHIND_ALL: Final = b"\xff"
 """Behind every key: of a slice that writes no lane, because all are written."""
 FREED_TOGETHER: Final = 256
@@ -56,9 +54,14 @@ class Folder:
         later = memory.slices * memory.limits.slice * WORK_PER_SLICE
         return memory.work >= self.window + later or len(memory.dirty) >= self.dirty_max
 
-    def fold(self, messages: int, now: int) -> None:
-        """Write as many slices as are due for a call of so many messages, at the end of its transaction."""
-        left = 1 + messages // MESSAGES_PER_SLICE
+    def fold(self, work: int, now: int) -> None:
+        """Write the slices that are due, at the end of a call's transaction.
+
+        Args:
+            work: the call's arrivals and messages of entries. Each may have changed another lane, so as many lanes are written at
+                most: with fewer, large calls to many keys would leave the folds behind for ever.
+        """
+        left = 1 + work // self._memory.limits.slice
         while left and self.is_due:
             self.slice(now)
             left -= 1

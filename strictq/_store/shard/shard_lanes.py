@@ -505,7 +505,7 @@ class ShardLanes:
                 self.append(kinds.NOTE, (), data=b"")
         if self.folder.is_due:
             memory.totals.empty_receives += empties.take_empty_receives(self.shard)
-            self.folder.fold((memory.work - work) // kinds.NAMED_IN_A_LIFE, tx.now)
+            self.folder.fold(memory.work - work, tx.now)
             self._sort()
         elif len(memory.dirty) >= self._dirty_max:
             self._sort()

@@ -270,7 +270,7 @@ class RecordedBatches:
         """Return the named consumers, sorted by name, without the reports of their queries."""
         found: dict[str, list[Standing]] = {}
         ready, oldest = 0, []
-        if not any(shard.glance(recorded_batches.has_consumers) for shard in self._store.shards):
+        if not any(shard.glance(recorded_batches.has_consumers) for shard in self._store.healthy()):
             return []  # a survey loads what has changed of every key
         for shard in self._store.everywhere():
             standings, waiting, at = shard.survey(lambda lanes: _standings(lanes, self._store.now()))
