@@ -485,11 +485,12 @@ def test_progress_says_how_much_is_left(spark: SparkSession, queue_path: str, tm
         query = run(load(spark, q.path, maxMessagesPerTrigger=20), tmp_path / "checkpoint", lambda df, _: df.collect())
         sources = [json.loads(progress.sources[0].json) for progress in query.recentProgress if progress.numInputRows]
     assert [source["numInputRows"] for source in sources] == [20, 20, 10]
-    for source, n in zip(sources, (1, 2, 3), strict=True):
-        left = source["latestOffset"]
-        assert (left["queue"], left["consumer"], left["n"], left["path"]) == (q.queue_id, "etl", n, q.path)
-        assert left["oldest_age_seconds"] >= 0
     # The first count is of the first batch; a later one may be as old as ten times what it took.
+    for source, most in zip(sources, (1, 2, 3), strict=True):
+        left = source["latestOffset"]
+        assert (left["queue"], left["consumer"], left["path"]) == (q.queue_id, "etl", q.path)
+        assert 1 <= left["n"] <= most
+        assert left["oldest_age_seconds"] >= 0
     lags = [source["latestOffset"]["lag"] for source in sources]
     assert lags[0] == 50
     assert lags == sorted(lags, reverse=True)
