@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -81,7 +82,7 @@ class Sent:
     inherited: dict[str, str]
     estimates: tuple[float | None, float | None, float | None]
     elsewhere: dict[str, Any]
-    around: tuple[Callable[[], AbstractContextManager[object]], ...]
+    around: tuple[bytes, ...]
 
 
 @attrs.define
@@ -161,7 +162,8 @@ class Child:
         if self._check is not None:
             self._check(job)
         process, there = self._started()
-        sent = _sent(job, tuple(contexts(self._observers.elsewhere, self._stage, job)))
+        observers = [partial(_pickled, method) for method in self._observers.elsewhere]
+        sent = _sent(job, tuple(contexts(observers, self._stage, job)))
         try:
             there.send(sent)
         except OSError:
@@ -237,7 +239,19 @@ class Child:
             self._local.held = None
 
 
-def _sent(job: Job, around: tuple[Callable[[], AbstractContextManager[object]], ...]) -> Sent:
+def _pickled(method: Callable[[str, Job], object], stage: str, job: Job) -> bytes | None:
+    """Return what an observer has for the handler's process. It is sent on its own: if it can't be, only the observer failed."""
+    found = method(stage, job)
+    return None if found is None else bytes(ForkingPickler.dumps(found))
+
+
+def _context(sent: bytes) -> AbstractContextManager[object]:
+    """Return the context of an observer, in the handler's process."""
+    found: AbstractContextManager[object] = ForkingPickler.loads(sent)()
+    return found
+
+
+def _sent(job: Job, around: tuple[bytes, ...]) -> Sent:
     has_effects = EFFECTS in job._source.capabilities
     return Sent(
         job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token,
@@ -429,7 +443,7 @@ def _end_with_worker() -> None:
 def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     answer = Answer(job._effects)
     try:
-        with around(job._around):
+        with around([partial(_context, sent) for sent in job._around]):
             result = require_ran("the handler", handler(job))
     except Retry as e:
         answer.error = ("retry", (e.delay, e.reason))

@@ -89,6 +89,7 @@ def row(kind: int, data: str, *, token: str = "0", top: str = "max(top)", at: st
 
 
 HELD = "CAST(x'02000000' || x'7361' AS BLOB)"
+LEASED = f"(SELECT token FROM journal WHERE kind = {CLAIM} AND data = {named('long', 1)})"
 OLDEST = "(SELECT min(token) FROM journal WHERE kind = 1)"
 SEEDS = [
     # message
@@ -141,6 +142,8 @@ SEEDS = [
     Seed("a token of a later epoch", (row(CLAIM, named("a", 1), token=f"{TOKEN} + (1 << 42)"),)),
     Seed("an ack without a claim", (row(ACK, named("a", 1), token=LIVE),)),
     Seed("an ack by another token", (row(ACK, named("long", 1), token=OLDEST),)),
+    Seed("an ack that is older than the row before it", (row(ACK, named("long", 1), token=LEASED, at="min(at) - 1"),)),
+    Seed("an ack whose top is older", (row(ACK, named("long", 1), token=LEASED, top="min(top)"),)),
     Seed("an ack of what is acked", (row(ACK, named("done", 1), token=LIVE),)),
     Seed("a purge of what is acked", (row(PURGE, named("done", 1)),)),
     Seed("a nack without a claim", (row(NACK, named("a", 1), token=LIVE),)),

@@ -156,3 +156,14 @@ def alone_in(place: str) -> None:
 
 def touches(place: str, name: str) -> None:
     (Path(place) / name).touch()
+
+
+def _unread() -> None:
+    raise ValueError("it can't be read here")
+
+
+class NotReadable:
+    """Can be sent to another process, and not be read there."""
+
+    def __reduce__(self) -> Any:
+        return _unread, ()

@@ -58,6 +58,26 @@ def test_the_errors_of_the_attempts_before_cross_over(make: Any) -> None:
     assert "in says_what_failed_before\n" in str(records[0].errors[0].traceback)
 
 
+class Elsewhere(strictq.Observer):
+    """Gives the handler's process what is not a context, or what can't be sent to it, or read there."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def handling_elsewhere(self, stage: str, job: Any) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    "found", [lambda: None, handlers.NotReadable(), 7, handlers.fails_twice], ids=["local", "unreadable", "a number", "raises"]
+)
+def test_an_observer_that_fails_changes_nothing_for_the_handler(q: Queue, found: Any) -> None:
+    q.send(b"1", key=0)
+    with q.observe(Elsewhere(found)):
+        Worker(q, handlers.nothing, executor="process", concurrency=1, keys=[0]).run(drain=True)
+    assert (q.stats().acks, q.stats().retries) == (1, 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_lets_the_handler_finish(make: Any, tmp_path: Path, number: signal.Signals) -> None:
     """A service manager signals every process of a unit. Only the worker decides what that means."""
