@@ -217,8 +217,8 @@ class SourceTrouble:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._failures = 0
-        self._told = False
-        self._told_at = -WARN_SECONDS
+        self._warned = False
+        self._warned_at = -WARN_SECONDS
 
     def failed(self, now: float, what: str, failure: CallFailure) -> None:
         """Note a failure. Warn of the first and the fifth one, and then once a minute."""
@@ -226,10 +226,10 @@ class SourceTrouble:
             self._since = now if self._since is None else self._since
             self._failures += 1
             failures = self._failures
-            warns = now - self._told_at >= WARN_SECONDS or failures == WARN_AT
-            first = warns and not self._told
+            warns = now - self._warned_at >= WARN_SECONDS or failures == WARN_AT
+            first = warns and not self._warned
             if warns:
-                self._told, self._told_at = True, now
+                self._warned, self._warned_at = True, now
         if warns:
             log.warning("%s failed (%d times since it worked), trying again: %s", what, failures, failure)
         if first:
@@ -240,9 +240,9 @@ class SourceTrouble:
         if self._since is None:
             return
         with self._lock:
-            since, failures, told = self._since, self._failures, self._told
-            self._since, self._failures, self._told = None, 0, False
-        if told and since is not None:
+            since, failures, warned = self._since, self._failures, self._warned
+            self._since, self._failures, self._warned = None, 0, False
+        if warned and since is not None:
             text = f"the endpoint works again, after {now - since:.1f} s and {failures} failures"
             log.warning("%s", text)
             self._tell("worker_source_works", text)

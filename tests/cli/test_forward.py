@@ -101,10 +101,10 @@ def test_options_of_local_queues_are_refused(endpoint: SqsEndpoint, words: str) 
 
 
 def test_what_an_endpoint_tells_of_a_queue(endpoint: SqsEndpoint) -> None:
-    url = url_of(endpoint, "told.fifo")
+    url = url_of(endpoint, "stats.fifo")
     with strictq.connect(url) as q:
         q.send_many([strictq.Message(b"x", key=n) for n in range(3)])
-    assert endpoint.client.receive_message(QueueUrl="told.fifo")["Messages"]
+    assert endpoint.client.receive_message(QueueUrl="stats.fifo")["Messages"]
     (values,) = json_lines(in_process("stats", url, "--json").stdout)
     assert (values["fifo"], values["depth"], values["ready"], values["in_flight"]) == (True, 3, 2, 1)
     text = in_process("stats", url).stdout

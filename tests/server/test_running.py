@@ -115,7 +115,7 @@ def test_stopping_answers_what_waits() -> None:
     assert answers == [b"drained"]
 
 
-def test_an_address_in_use_and_a_part_that_does_not_start_are_told(server: HttpServer) -> None:
+def test_an_address_in_use_and_a_part_that_does_not_start_are_reported(server: HttpServer) -> None:
     with pytest.raises(strictq.ConfigError, match="can't listen"), running.running(application(port=urlsplit(server.url).port)):
         pass
 
@@ -139,31 +139,31 @@ class TestCommand:
     def test_it_serves_until_a_signal_and_exits_with_0(self, tmp_path: Path, path: Path, number: int) -> None:
         with start(tmp_path, "serve", "metrics", str(path), "--port", "0", "--json") as process:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert told["parts"] == ["metrics"]
-            with urlopen(f"{told['url']}/metrics") as answer:
+            started = json.loads(process.stdout.readline())
+            assert started["parts"] == ["metrics"]
+            with urlopen(f"{started['url']}/metrics") as answer:
                 assert b'strictq_messages{queue="orders",state="ready"} 1\n' in answer.read()
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "", "")
 
-    def test_what_cannot_be_served_is_told(self, tmp_path: Path, path: Path) -> None:
-        def told(*words: object) -> str:
+    def test_what_cannot_be_served_is_reported(self, tmp_path: Path, path: Path) -> None:
+        def error_of(*words: object) -> str:
             result = in_process("serve", *words)
             assert (result.exit_code, result.stdout) == (2, "")
             return result.stderr
 
-        assert "give a directory" in told()
-        assert "sqs" not in told("metrics")
-        assert "there is no directory nothing" in told("metrics", "nothing")
-        assert "metrics has no token" in told("metrics", path, "--host", "0.0.0.0", "--port", "0")
+        assert "give a directory" in error_of()
+        assert "sqs" not in error_of("metrics")
+        assert "there is no directory nothing" in error_of("metrics", "nothing")
+        assert "metrics has no token" in error_of("metrics", path, "--host", "0.0.0.0", "--port", "0")
         keys = tmp_path / "keys"
         keys.write_text("id secret\n")
         keys.chmod(0o644)
-        assert "can be read by other users" in told("metrics", path, "--keys-file", keys)
+        assert "can be read by other users" in error_of("metrics", path, "--keys-file", keys)
         keys.chmod(0o600)
         keys.write_text("# comment\n\nid\n")
-        assert "an access key id and a secret" in told("metrics", path, "--keys-file", keys)
+        assert "an access key id and a secret" in error_of("metrics", path, "--keys-file", keys)
 
     def test_all_is_what_fits_the_directories(self, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         empty = tmp_path / "sqs"

@@ -166,7 +166,7 @@ def test_the_stream_carries_samples_and_ends_when_the_client_leaves(place: Path,
         asyncio.run(work())
 
 
-def test_a_queue_that_cannot_be_read_is_told(place: Path) -> None:
+def test_a_queue_that_cannot_be_read_is_reported(place: Path) -> None:
     (place / "bad.strictq").mkdir()
     (place / "bad.strictq" / "queue.db").write_bytes(b"no database")
 
