@@ -19,6 +19,7 @@ from strictq._store.disk import layout
 from strictq._store.disk.topology import OwnerMap, ShardList
 from strictq._store.lane.ranges import Passage, Ranges, completed
 from strictq._store.shard import moving as steps
+from strictq._store.shard.shard_file import Shard
 from strictq._store.tables import parcels
 from strictq._store.whole import holders, moving
 from strictq._values.hashing import hash_key
@@ -752,6 +753,28 @@ def test_hashes_that_no_shard_owns_go_to_the_one_that_has_their_lanes(q: Queue, 
     assert q.check() == []
     assert q.topology().shards[1].ranges == ((LO, HI),)
     assert q.send(b"", key=MOVING).seq == (4 if has_lanes else 1)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_check_while_another_process_adds_shards_and_moves(
+    q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Whatever it reads first: the ranges that a shard owned before, and those that another shard owns now, are no damage."""
+    fill(q, MOVING, 3)
+    q.move(LO, HI, to=None)
+    with strictq.open(store_of(q).directory, clock=clock) as other:
+        looks = 0
+        look = Shard.view
+
+        def view(shard: Shard, read: Any) -> Any:
+            nonlocal looks
+            if shard in store_of(q).shards and (looks := looks + 1) == at + 1:
+                other.move(LO, HI, to=None)
+            return look(shard, read)
+
+        monkeypatch.setattr(Shard, "view", view)
+        assert q.check() == []
+        assert len(other.topology().shards) == 3
 
 
 def test_check_finds_parcels_that_never_left(q: Queue) -> None:

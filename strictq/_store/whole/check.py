@@ -39,13 +39,10 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     Raises:
         StoreError: no file descriptor is left to read with.
     """
-    if store.directory is not None:
-        with suppress(StrictqError):  # queue.db is checked next
-            store.learn_shards()
     problems = check_catalog(store)
-    for shard in store.shards:
+    for shard in _shards(store):
         try:
-            found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
+            found = shard.look(bound(check, shard.number, shard.range.owns, lambda: len(_shards(store))))
             if not any(problem.rule in NO_MEMORY for problem, _ in found):
                 # First of all, because the other repairs use the memory.
                 found = shard.view(_check_memory) + found
@@ -59,6 +56,14 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
                 problem = attrs.evolve(problem, fixed=True)
             problems.append(problem)
     return problems + check_ranges(store, fix=fix) + check_inlets(store)
+
+
+def _shards(store: Store) -> list[Shard]:
+    """Return the shards, with those that other processes have added by now."""
+    if store.directory is not None:
+        with suppress(StrictqError):  # queue.db is checked by itself
+            store.learn_shards()
+    return store.shards
 
 
 def _check_memory(lanes: ShardLanes) -> Found:
@@ -83,7 +88,8 @@ def check_catalog(store: Store) -> list[Problem]:
         files.require_descriptors()
         return [Problem(-1, "unreadable", str(e))]
     found = [Problem(-1, "integrity", text) for text in damage]
-    if (known.queue_id, known.topology) != (store.catalog.queue_id, store.catalog.topology):
+    ours = store.topology.ranges
+    if known.queue_id != store.catalog.queue_id or known.topology.ranges[: len(ours)] != ours:
         found.append(Problem(-1, "identity", "queue.db was replaced by another queue's"))
     return found
 
@@ -94,15 +100,11 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
     Args:
         fix: give hashes that no shard owns to the one that has lanes of them, or that had them last.
     """
-    known: list[tuple[Shard, Ranges]] = []
-    for shard in store.shards:
-        try:
-            ranges = shard.view(lambda lanes: lanes.memory.ranges)
-        except StrictqError:
-            return []  # it is reported as unreadable
-        if ranges is None or ranges.leaving is not None or ranges.arriving is not None:
-            return []
-        known.append((shard, ranges))
+    known = _ranges(store)
+    while known != (again := _ranges(store)):  # another process moves ranges, and may have added a shard, while they are read
+        known = again
+    if not known or any(ranges.leaving is not None or ranges.arriving is not None for _, ranges in known):
+        return []
     found: list[Problem] = []
     expected = 0
     for lo, hi, number in sorted((lo, hi, shard.number) for shard, ranges in known for lo, hi in ranges.own):
@@ -117,6 +119,20 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
         number = -1 if owner is None else owner.number
         found.append(Problem(number, "ranges", detail, fixable=owner is not None, fixed=fix and owner is not None))
     return found
+
+
+def _ranges(store: Store) -> list[tuple[Shard, Ranges]]:
+    """Return what each shard owns. Empty: no range has ever moved, or a shard is unreadable, which is reported elsewhere."""
+    known: list[tuple[Shard, Ranges]] = []
+    for shard in _shards(store):
+        try:
+            ranges = shard.view(lambda lanes: lanes.memory.ranges)
+        except StrictqError:
+            return []
+        if ranges is None:
+            return []
+        known.append((shard, ranges))
+    return known
 
 
 def _last_owner(store: Store, known: list[tuple[Shard, Ranges]], lo: int, hi: int) -> Shard | None:
