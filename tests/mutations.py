@@ -1775,7 +1775,7 @@ MUTATIONS = [
     ),
     _store(
         "a transaction that was interrupted as it was entered is not open",
-        "commit/calls.py",
+        "commit/tx.py",
         "        self.is_open = False\n        open_transaction",
         "        self.is_open = True\n        open_transaction",
         "tests/store/test_every_interrupt.py",

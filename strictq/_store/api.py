@@ -30,8 +30,8 @@ from .bulk.staging import Staging, new_file, new_run
 from .catalog import queue_db
 from .catalog.contents import Fork, Replication
 from .commit.app_database import AppDatabase, Rows
-from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
+from .commit.tx import OpenTransaction, TransactionName, bound
 from .disk import checksums, layout
 from .disk.layout import is_marked_replica, mark_replica, publish
 from .disk.locks import held_alone

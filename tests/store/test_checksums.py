@@ -92,7 +92,7 @@ def test_every_connection_verifies(disk: Opener) -> None:
     q.query("SELECT x FROM app_t")
     shard_of(q).checkpoint()
     shard = shard_of(q)
-    for db in (shard._writer._db, shard._reader.db, shard.wal._checkpointer):
+    for db in (shard._writer._db, shard._reader._db, shard.wal._checkpointer):
         assert db is not None
         assert db.pragma("checksum_verification") == "1"
         assert db.reserve_bytes() == checksums.RESERVED_BYTES

@@ -23,7 +23,7 @@ import pytest
 
 import strictq
 from strictq import Delivery, Message, OutcomeUnknown, Queue, QueueConfig
-from strictq._store.commit.calls import open_transaction
+from strictq._store.commit.tx import open_transaction
 from strictq.testing import FakeClock
 from tests.support.internals import at_rest, connected, connections, failing, shard_of, store_of
 from tests.support.interrupts import Interrupt

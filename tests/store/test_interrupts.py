@@ -158,9 +158,9 @@ def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, st
         q.send(b"", "k")
         q.top_keys()
         shard = shard_of(q)
-        real, interrupts = shard._reader.db, list[KeyboardInterrupt]()
+        real, interrupts = shard._reader._db, list[KeyboardInterrupt]()
         assert real is not None
-        shard._reader.db = Faulty(  # type: ignore[assignment]
+        shard._reader._db = Faulty(  # type: ignore[assignment]
             real, lambda sql: interrupts.pop() if interrupts and sql.startswith(statement) else None, after=behind
         )
         q.top_keys()
@@ -168,7 +168,7 @@ def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, st
         with pytest.raises(KeyboardInterrupt):
             q.top_keys()
         assert not interrupts
-        shard._reader.db = real
+        shard._reader._db = real
         assert q.stats().depth == 1
         assert q.check() == []
         assert [k.key for k in q.top_keys()] == ["k"]
@@ -233,13 +233,13 @@ WINDOWS = (
     ("transaction.py", "_leave", False),
     ("transaction.py", "_end", False),
     ("_store/whole/transaction.py", "abandon", True),
-    ("_store/commit/alone.py", "begin", False),
-    ("_store/commit/alone.py", "close", False),
-    ("_store/commit/alone.py", "close", True),
+    ("_store/commit/writer.py", "begin", False),
+    ("_store/commit/writer.py", "close", False),
+    ("_store/commit/writer.py", "close", True),
     ("_store/commit/writer.py", "_begin", False),
     ("_store/commit/writer.py", "_end", False),
     ("_store/commit/writer.py", "_leave", True),
-    ("_store/commit/calls.py", "__init__", False),
+    ("_store/commit/tx.py", "__init__", False),
     ("_store/commit/app_database.py", "run", False),
     ("_store/commit/app_database.py", "_authorize", False),
 )

@@ -144,7 +144,7 @@ def statements_of(q: Queue, act: Callable[[], object]) -> int:
     """Return how many statements the connections of the first shard execute while `act` runs."""
     executed: list[str] = []
     shard = shard_of(q)
-    connections = [db for db in (shard._writer._db, shard._glances.db, shard._reader.db) if db is not None]
+    connections = [db for db in (shard._writer._db, shard._glances._db, shard._reader._db) if db is not None]
     for db in connections:
         db.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: executed.append(event["sql"]))
     act()

@@ -46,7 +46,7 @@ def connection_of(q: Queue, number: int = 0) -> apsw.Connection:
 def connections(q: Queue) -> Iterator[apsw.Connection]:
     """Yield every connection that the queue has open now."""
     for shard in store_of(q).shards:
-        for db in (shard._writer._db, shard._reader.db, shard._glances.db, shard.wal._checkpointer):
+        for db in (shard._writer._db, shard._reader._db, shard._glances._db, shard.wal._checkpointer):
             if db is not None:
                 yield db
 

@@ -24,7 +24,7 @@ import apsw
 import strictq
 from strictq import Queue
 from strictq._store.catalog import queue_db
-from strictq._store.commit.calls import bound
+from strictq._store.commit.tx import bound
 from strictq._store.commit.writer import in_read_transaction
 from strictq._store.disk import layout
 from strictq._store.shard.shard_file import Shard

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from ..._values.errors import InvalidArgument, StoreBusy
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..lane.ranges import Rerouted, hash_of
 from ..shard import history, moving
 from ..shard.leases import KEY, PackedColumns, Row

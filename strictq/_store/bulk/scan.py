@@ -21,7 +21,7 @@ import apsw
 from ..._sql import SCAN, choose
 from ..._values.errors import InvalidArgument, StoreBusy, StoreCorrupt
 from ..._values.keys import ASIDE, is_keyless
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
 from ..shard import columns, message_opts, moving

@@ -328,3 +328,30 @@ def leak(db: apsw.Connection) -> None:
 
 
 Opener = Callable[[], apsw.Connection]
+
+
+class Connected:
+    """A holder of a connection, which is opened when it is needed."""
+
+    _db: apsw.Connection | None = None
+
+    @property
+    def opened(self) -> bool:
+        """Whether its connection is open."""
+        return self._db is not None
+
+    def _drop_connection(self) -> None:
+        db = self._db
+        if db is None:
+            return
+        try:
+            db.close()
+        except apsw.Error:
+            pass
+        finally:
+            self._db = None  # behind the close, so that an interrupt can't come between the two
+
+    def abandon(self) -> None:
+        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
+        if self._db is not None:
+            leak(self._db)

@@ -10,17 +10,68 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Protocol
 from weakref import ref
 
 from ..._values.errors import StoreBusy, StoreError
-from .calls import Call, no_leader
-from .tx import AnyTx
+from .tx import AnyTx, Operation
 
 GROUP_MAX: Final = 1000
 GATHER_TURNS: Final = 32
 LEADER_SECONDS: Final = 1.0
 """How often a follower checks whether its leader still exists."""
+
+
+class Mergeable(Protocol):
+    """An operation that can be run together with others of its kind at a lower cost than separately."""
+
+    def __call__(self, tx: AnyTx) -> Any: ...
+
+    def together(self, tx: AnyTx, others: list[Any]) -> list[Any]:
+        """Run these operations in order, this one first, and return their results. Run all of them, or raise an exception."""
+        ...
+
+
+class Call:
+    """One caller's operation in a group."""
+
+    __slots__ = ("__weakref__", "error", "finished", "operation", "result", "seconds", "synced", "wake")
+
+    def __init__(self, operation: Operation[Any], seconds: float = 0.0, synced: bool = True) -> None:
+        self.operation = operation
+        self.synced = synced
+        """Whether the call must be on the disk when it returns, at "full"."""
+        self.seconds = seconds
+        """How long the call waits for a transaction to begin."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished = False
+        self.wake: threading.Lock | None = None
+
+    def follow(self) -> None:
+        """Let another thread finish this call, or make it the leader."""
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def release(self) -> None:
+        """Wake the caller. A second call does nothing."""
+        if self.wake is not None and self.wake.locked():
+            self.wake.release()
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        self.result = result
+        self.error = error
+        self.finished = True
+
+    def unfinish(self) -> None:
+        """Discard the outcome: the transaction was rolled back."""
+        self.result = self.error = None
+        self.finished = False
+
+
+def no_leader() -> None:
+    """Stand for the leader while there is none."""
+    return
 
 
 class Grouping:

@@ -13,7 +13,7 @@ from ..._platform import files
 from ..._values.errors import StoreCorrupt
 from ..disk import checksums
 from ..disk.stored import OF_PYTHON
-from .connection import BUSY_SECONDS, leak, translate
+from .connection import BUSY_SECONDS, Connected, translate
 from .host import Host
 from .writer import DAMAGE, Writer, in_read_transaction
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 READ_CACHE_KIB: Final = 4 * 1024
 
 
-class Reader:
+class Reader(Connected):
     """One connection, opened at the first read. Reads wait for each other.
 
     Args:
@@ -41,12 +41,11 @@ class Reader:
         self._writer = writer
         self._shard = shard
         self._host = host
-        self.db: apsw.Connection | None = None
         self._lock = threading.Lock()
 
     def interrupt(self) -> None:
         """End a read that runs now in another thread, with an error."""
-        db = self.db
+        db = self._db
         if db is not None:
             with suppress(apsw.ConnectionClosedError):
                 db.interrupt()
@@ -88,7 +87,7 @@ class Reader:
 
     def _leave(self) -> None:
         """End the read that an interrupt left open. See `Writer._leave`."""
-        db = self.db
+        db = self._db
         if db is None:
             return
         try:
@@ -98,39 +97,28 @@ class Reader:
         except apsw.Error:
             reads = True
         if reads:
-            self._close()
+            self._drop_connection()
 
     def _connection(self) -> apsw.Connection:
-        if self.db is None:
+        if self._db is None:
             db = self._connect("process", cache_kib=READ_CACHE_KIB)
             checksums.require(db, self._shard)
-            self.db = db
-        elif self.db.in_transaction:
-            self.db.execute("ROLLBACK")  # the previous read was interrupted
-        return self.db
+            self._db = db
+        elif self._db.in_transaction:
+            self._db.execute("ROLLBACK")  # the previous read was interrupted
+        return self._db
 
     # ---- the end, and forks
 
     def close(self) -> None:
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        db = self.db
-        if db is None:
-            return
-        try:
-            db.close()
-        except apsw.Error:
-            pass
-        finally:
-            self.db = None  # behind the close, so that an interrupt can't come between the two
+            self._drop_connection()
 
     def quiesce(self) -> bool:
         """Wait for the running read and close the connection, before a fork. Return False if the read did not end in time."""
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
-        self._close()
+        self._drop_connection()
         return True
 
     def resume(self, *, child: bool) -> None:
@@ -139,8 +127,3 @@ class Reader:
             self._lock = threading.Lock()
         else:
             self._lock.release()
-
-    def abandon(self) -> None:
-        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
-        if self.db is not None:
-            leak(self.db)

@@ -35,14 +35,13 @@ from ..._values.errors import (
 from ..disk.stored import OF_PYTHON, is_of_c
 from ..disk.topology import Range
 from ..disk.wal_file import UNSYNCED_MAX
-from .calls import Call, Operation, is_mine
-from .connection import BUSY_SECONDS, LockWait, Opener, after_commit, failed_sync, leak, no_room, translate
-from .group_commit import Grouping
+from .connection import BUSY_SECONDS, Connected, LockWait, Opener, after_commit, failed_sync, no_room, translate
+from .group_commit import Call, Grouping
 from .host import Host, Lanes, Totals
-from .tx import COUNTED, AnyTx, TxOf
+from .tx import COUNTED, AnyTx, Operation, TxOf, is_mine, whoami
 
 if TYPE_CHECKING:
-    from .calls import Mergeable
+    from .group_commit import Mergeable
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -78,7 +77,7 @@ _DISTRUST: Final = (*_UNSURE, *DAMAGE, apsw.CorruptError, apsw.NotADBError, Unic
 """After these errors no call of a group is committed: the group fails as one."""
 
 
-class Writer:
+class Writer(Connected):
     """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
 
     def __init__(
@@ -99,7 +98,6 @@ class Writer:
         self._range = part
         self._host = host
         self._grouped = grouped
-        self._db: apsw.Connection | None = None
         self._pid = _process.pid
         self._closed = False
         self._inside = False
@@ -616,17 +614,6 @@ class Writer:
             self._db.execute("ROLLBACK")  # the previous holder of the lock was interrupted before its rollback
         return self._db
 
-    def _drop_connection(self) -> None:
-        db = self._db
-        if db is None:
-            return
-        try:
-            db.close()
-        except apsw.Error:
-            pass
-        finally:
-            self._db = None  # behind the close, so that an interrupt can't come between the two
-
     def _distrust_connection(self) -> None:
         """Drop the connection after a failed read, write or sync: its page cache may differ from the disk.
 
@@ -634,11 +621,6 @@ class Writer:
         """
         if not self._in_memory:
             self._drop_connection()
-
-    @property
-    def opened(self) -> bool:
-        """Whether its connection is open."""
-        return self._db is not None
 
     @property
     def busy(self) -> bool:
@@ -768,7 +750,91 @@ class Writer:
         elif not self._inside:
             self._lock.release()
 
-    def abandon(self) -> None:
-        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
-        if self._db is not None:
-            leak(self._db)
+
+class Alone:
+    """A write transaction of one caller, from `begin` to `commit` or `close`.
+
+    Making one acquires nothing, so that its owner can hold it before it begins. `close` ends it wherever it was interrupted.
+    Owners call it twice, because an interrupt can end the first call before its first step.
+    """
+
+    __slots__ = ("_began", "_held", "_tx", "_writer")
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._held: list[bool] = []
+        self._tx: AnyTx | None = None
+        self._began = 0.0
+
+    def begin(self) -> AnyTx:
+        """Acquire the shard, and begin.
+
+        Raises:
+            StoreBusy, StoreError: nothing changed. Call `close`.
+        """
+        writer = self._writer
+        writer.require_outside()
+        self._began = time.monotonic()
+        self._held += map(writer._lock.acquire, (True,), (BUSY_SECONDS,))
+        writer._taken(self._held, BUSY_SECONDS)
+        writer._owner = whoami()
+        self._tx = tx = writer._begin()
+        return tx
+
+    def undone(self, error: BaseException) -> BaseException:
+        """Roll back because of this error. Return the error to raise.
+
+        Raises:
+            ForkedProcess: a fork rolled it back.
+        """
+        if not (self._held and self._held[0]):
+            return error
+        if self._tx is not None:
+            self._require_ours(self._tx)
+        return self._writer._undo(error, of_program=True)
+
+    def _require_ours(self, tx: AnyTx) -> None:
+        """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""
+        if self._writer._db is not tx.db:
+            raise ForkedProcess("the process forked inside an open transaction; nothing was changed", hint=hints.FORK_OUTSIDE)
+
+    def commit(self) -> None:
+        """Commit, release the shard, and report what happened.
+
+        Raises:
+            StoreFull, StoreError, ForkedProcess: nothing changed.
+            OutcomeUnknown: the COMMIT failed.
+        """
+        writer, tx = self._writer, self._tx
+        assert tx is not None
+        try:
+            self._require_ours(tx)
+            writer._finish(tx)
+        except BaseException as e:
+            raise self.undone(e) from None
+        writer._end(tx)
+        self.close()
+        try:
+            writer._announce(tx)
+            writer._observers.timed("transaction", self._began, writer._shard)
+        except Exception as e:
+            raise after_commit(e, writer._shard)  # noqa: B904 - it has its cause
+
+    def close(self) -> None:
+        """Roll back what is still open, and release the shard. A second call does nothing."""
+        held, writer = self._held, self._writer
+        if not (held and held[0]):
+            return
+        try:
+            try:
+                writer._leave(held)
+            finally:
+                writer._leave(held)
+        finally:
+            writer._owner = 0
+            self._held = []  # before the release, which an interrupt may follow, but not precede
+            writer._lock.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_held", None):  # its owner was dropped without an end
+            self.close()

@@ -30,9 +30,8 @@ from ..._values.findings import LostRange, Salvaged
 from ..bulk import staging
 from ..catalog import contents, queue_db
 from ..catalog.contents import Catalog
-from ..commit.calls import bound
 from ..commit.connection import connect, translate
-from ..commit.tx import NEVER
+from ..commit.tx import NEVER, bound
 from ..disk import formats as migrate
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row

@@ -32,14 +32,13 @@ from ..._values.errors import (
 from ..._values.types import Event
 from ..catalog import shard_identity
 from ..catalog.contents import Catalog
-from ..commit.alone import Alone
 from ..commit.app_database import AppDatabase, Guard, Rows
-from ..commit.calls import Operation, bound
 from ..commit.checkpoint import ShardWal, WalHost
 from ..commit.connection import MEMORY, after_commit, check_file, connect, translate
 from ..commit.host import Host
 from ..commit.reader import Reader
-from ..commit.writer import Writer
+from ..commit.tx import Operation, bound
+from ..commit.writer import Alone, Writer
 from ..disk import formats as migrate
 from ..disk import layout
 from ..disk.stored import present
@@ -535,7 +534,7 @@ class Shard:
         lanes = self.lanes
         if self.path is None:
             return self._writer.read(lambda db: _viewed(lanes, db, look))
-        if self._reader.db is None:
+        if not self._reader.opened:
             self._writer.require_outside()
         return self._reader.look(lambda db: _viewed(self._reader_lanes, db, look))
 
@@ -609,7 +608,7 @@ class Shard:
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        if self._reader.db is None:
+        if not self._reader.opened:
             self._writer.require_outside()
         return self._reader.look(look)
 

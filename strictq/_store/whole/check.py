@@ -16,7 +16,7 @@ from ..._sql import CHECK
 from ..._values.errors import StoreError, StrictqError
 from ..._values.findings import Problem
 from ..catalog import queue_db
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..lane.ranges import Ranges, unowned
 from ..shard import checking, moving
 from ..shard.checking import Found, check

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from ..._platform import files
 from ..._values.errors import StoreError
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..disk import locks
 from ..shard import expiring
 from . import holders, live_consumers, moving, worker_reports

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..._values.config import QueueConfig
-from ..commit.calls import bound
-from ..commit.tx import NEVER, SECOND
+from ..commit.tx import NEVER, SECOND, bound
 from ..shard import forgetting as steps
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes, Tx

@@ -12,7 +12,7 @@ import apsw
 from ..._sql import MERGE, OUTBOX, RANGES, select_all
 from ..catalog import queue_db
 from ..catalog.contents import Fork
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..shard import merging_histories as steps
 from ..shard.merging_histories import Listed, Resolved
 from ..shard.messages import Sent

@@ -27,7 +27,7 @@ from ..._values.config import QueueConfig
 from ..._values.errors import ConfigError, InvalidArgument, MoveBlocked, MoveInProgress, StoreBusy, StrictqError
 from ..._values.keys import decode_key
 from ..catalog import queue_db
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..disk import layout
 from ..disk.topology import HASHES, SHARDS_MAX, ShardList
 from ..lane.memory import MessageRow

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..._values.errors import OutcomeUnknown, StoreError
-from ..commit.calls import Operation, bound
+from ..commit.tx import Operation, bound
 from ..shard import history
 from ..shard import operating as steps
 from ..shard.shard_file import Shard

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from ..._sql import OUTBOX
 from ..._values.errors import ForwardPending, StoreCorrupt, StrictqError
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..lane.ranges import Rerouted
 from ..shard.messages import Item, Options, Sent, Times, times_of
 from ..shard.moving import sends_inlet

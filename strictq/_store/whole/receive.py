@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from ..._values.errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..lane.ranges import NOWHERE, Rerouted
 from ..shard import claiming, settling
 from ..shard.claiming import Attempt, Brought

@@ -13,8 +13,7 @@ import attrs
 from ..._platform import files
 from ..._platform.parallel import run_all
 from ..._values.errors import OutcomeUnknown, StoreError, StoreFull
-from ..commit.calls import bound
-from ..commit.tx import NEVER, SECOND
+from ..commit.tx import NEVER, SECOND, bound
 from ..disk.locks import ConsumerLock, PrivateLock
 from ..shard import counting, recorded_batches
 from ..shard.leases import Request

@@ -21,8 +21,7 @@ from ..._values.retries import span
 from ..._values.stats import OpenBreaker, QueueCounts, ReplicationStatus, ShardStats, Stats, TenantDepth, WorkerLoad
 from ..._values.tenants import TenantRules, tenant_of
 from ..commit.app_database import Rows
-from ..commit.calls import bound
-from ..commit.tx import NEVER
+from ..commit.tx import NEVER, bound
 from ..disk import wal_file
 from ..disk.rate_file import RECEIVE, Rate
 from ..shard import counting, failures, history, looking, reporting

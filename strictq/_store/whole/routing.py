@@ -13,7 +13,7 @@ from ..._values.errors import PartialFailure, StoreBusy, StoreCorrupt, StoreErro
 from ..._values.keys import shared_key
 from ..catalog import queue_db
 from ..catalog.contents import Catalog
-from ..commit.calls import bound
+from ..commit.tx import bound
 from ..disk.topology import OwnerMap, Range, ShardList
 from ..lane.ranges import NOWHERE, Rerouted, hash_of
 from ..shard import moving as leaving

@@ -40,10 +40,9 @@ from ..._values.tenants import TenantRules, tenant_of
 from ..._values.types import Event
 from ..catalog import contents, queue_db
 from ..catalog.contents import Catalog
-from ..commit.calls import OpenTransaction, open_transaction
 from ..commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from ..commit.connection import Durability
-from ..commit.tx import NEVER
+from ..commit.tx import NEVER, OpenTransaction, open_transaction
 from ..disk import layout, locks, reserve
 from ..disk.shared_flags import Waker, waker_of
 from ..disk.topology import Range

@@ -11,7 +11,7 @@ from ..._values.errors import InvalidArgument, StoreFull
 from ..._values.keys import shared_key
 from ..._values.types import UNSET, Unset
 from ..commit.app_database import AppDatabase
-from ..commit.calls import OpenTransaction
+from ..commit.tx import OpenTransaction
 from ..lane.ranges import Rerouted
 from ..shard import settling
 from ..shard.leases import Held, Settlement, Took
