@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ._client.client import cannot_share
-from ._client.joining import join
+from ._client.consumers import join
 from ._client.receiving import leased_ahead
 from .delivery import Delivery
 

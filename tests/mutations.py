@@ -855,7 +855,7 @@ MUTATIONS = [
     ),
     _store(
         "messages on their way are in no report",
-        "shard/arrivals.py",
+        "shard/shard_lanes.py",
         " or i in self._left",
         "",
         *RANGES,
@@ -1810,7 +1810,7 @@ MUTATIONS = [
     ),
     _store(
         "a redriven message is found by those who know that older ones are resolved",
-        "shard/arrivals.py",
+        "shard/shard_lanes.py",
         "(memory.rebuilds, memory.redrives)",
         "(memory.rebuilds, 0)",
         "tests/store/test_looks.py",
@@ -1880,14 +1880,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a shipper notices that the newest segments are gone",
-        "strictq/replication/verifying.py",
+        "strictq/replication/shipper.py",
         "found.n + 1 if found.n < end - 1 else ",
         "",
         ("tests/replication/test_shipper.py",),
     ),
     Mutation(
         "segments are read again",
-        "strictq/replication/verifying.py",
+        "strictq/replication/shipper.py",
         "            self._verify(history_id, self._next)\n",
         "            self._next += 1\n",
         ("tests/replication/test_shipper.py",),
@@ -1922,7 +1922,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a missing segment loses the states that need it",
-        "strictq/replication/chain.py",
+        "strictq/replication/restoring.py",
         "            yield Point(hole, base, x, wall, lost)\n",
         "            base, lost = 0, None\n",
         ("tests/replication/test_restoring.py",),

@@ -297,5 +297,5 @@ DELETE FROM lane WHERE key = ?;
 SELECT key FROM lane WHERE key > ? ORDER BY key LIMIT ?;
 
 -- name: some_messages
--- arrivals and checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
+-- shard_lanes and checking: messages in order of arrival, without bodies. Takes the last one that was read, and how many. Index: rowid.
 SELECT id, key, seq FROM message WHERE id > ? ORDER BY id LIMIT ?;

@@ -41,8 +41,7 @@ from .lane.ranges import Rerouted
 from .shard import settling
 from .shard.failures import AT_REBOOT, AttemptFailure
 from .shard.leases import Claimed, Fields, Held, Lost, PackedColumns, Request, Row, Settlement, Took
-from .shard.message_opts import headers_of
-from .shard.messages import HEADER_BYTES_FREE, Item, Options, Sent, header_bytes_max, require_valid
+from .shard.messages import HEADER_BYTES_FREE, Item, Options, Sent, header_bytes_max, headers_of, require_valid
 from .shard.recorded_batches import Block, Encode, Known, Part
 from .shard.settling import Advance
 from .shard.shard_file import Shard
@@ -50,7 +49,7 @@ from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
 from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
-from .whole import receive, waiting
+from .whole import receive
 from .whole.copies import adopt, become_queue, page_files, put_in_service, rebuild, replication_of
 from .whole.holders import ProcessHold
 from .whole.holders import share as share_holder
@@ -65,13 +64,12 @@ from .whole.live_consumers import (
 )  # fmt: skip
 from .whole.moving import Moving
 from .whole.operating import Operating
-from .whole.receive import Joined
+from .whole.receive import Joined, Patience
 from .whole.recorded_batches import Allowance, Holding, RecordedBatches, Want
 from .whole.replicating import Replicating
 from .whole.reports import DeadReason, Reports
 from .whole.store import Hook, ReplicaLook, Store
 from .whole.transaction import Acks, Changes, Committed, Placed, Statement, Transactions, WriteTransaction
-from .whole.waiting import Patience
 from .whole.worker_reports import Attempt, HandlerSpan, RunningHandlers, WorkerSpans
 
 if TYPE_CHECKING:
@@ -393,7 +391,7 @@ class Storage:
 
     def look_again(self, soonest: int | None) -> float:
         """Return the seconds after which a waiting receive looks again, if a message becomes ready at queue time `soonest`."""
-        return waiting.look_again(self._store, soonest)
+        return receive.look_again(self._store, soonest)
 
     # ---- settling deliveries: each call takes settlements of one shard, and returns a result for each of them
     #

@@ -4,9 +4,7 @@ The sync Queue is the only core; here its methods run in worker threads. Only wa
 no thread. Cancelling a running call waits until it has finished. A cancelled receive releases what it leased.
 """
 
-from .batch import AsyncBatch
-from .delivery import AsyncDelivery, AsyncDeliveryRef, AsyncLease
+from .delivery import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncTransaction
 from .queue import AsyncConsumer, AsyncQueue
-from .transaction import AsyncTransaction
 
 __all__ = ["AsyncBatch", "AsyncConsumer", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"]

@@ -26,10 +26,8 @@ from .._values.types import Receipt
 from ..batch import Batch
 from ..consumer import Consumer
 from ..queue import OUTPUT_SECONDS, Queue
-from .batch import AsyncBatch
-from .delivery import AsyncDelivery, AsyncDeliveryRef
+from .delivery import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncTransaction
 from .threads import from_any_thread
-from .transaction import AsyncTransaction
 from .twins import QueueTwin, twin
 
 P = ParamSpec("P")

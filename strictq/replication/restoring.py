@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._platform.clock import MICROSECONDS
 from .._platform.files import real_path
@@ -17,7 +17,6 @@ from .._store.api import Replication
 from .._values import hints
 from .._values.errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, TargetUnavailable
 from .._values.findings import ReplicaReport, Restored
-from .chain import Point, points, states
 from .keys import read_key
 from .newest_pages import NewestPages
 from .places import files_of, parse
@@ -308,3 +307,59 @@ def _ends(target: SegmentFiles, numbers: list[int]) -> set[int]:
         if not header.more:
             whole.add(header.first)
     return whole
+
+
+class Point(NamedTuple):
+    """A state of the queue: the segments from its base to its last one.
+
+    Attributes:
+        n: the number of the last segment, which identifies the state.
+        base: the number of the first segment of the base; -1: unknown.
+        x, wall: queue time and wall time, microseconds. For a segment whose header can't be read: just after the state before.
+        lost: the number of a missing or damaged segment that the state needs; None: it can be restored.
+    """
+
+    n: int
+    base: int
+    x: int
+    wall: int
+    lost: int | None = None
+
+
+def states(target: SegmentFiles) -> Iterator[Point]:
+    """Yield the states in ascending order, according to the segments' headers.
+
+    A missing segment, or one whose header can't be read, stands for a state that is lost, because it may have completed one. The
+    states behind it are lost up to the next base.
+    """
+    floor = target.floor()
+    base = -1
+    begun: int | None = None
+    expected: int | None = None
+    lost: int | None = None
+    x = wall = -1
+    for n, header in target.headers([n for n in target.numbers() if n >= floor]):
+        hole = expected if expected not in (None, n) else n if isinstance(header, ReplicaGap) else None
+        expected = n + 1
+        if hole is not None:
+            base, begun, x, wall = -1, None, x + 1, wall + 1
+            lost = hole if lost is None else lost
+            yield Point(hole, base, x, wall, lost)
+        if isinstance(header, ReplicaGap):
+            continue
+        if header.first == n:
+            begun = n
+        if header.more:
+            continue
+        x, wall = header.x, header.wall
+        whole = begun == header.first
+        if whole and header.is_base:
+            base, lost = header.base, None
+        elif lost is None and (base < 0 or not whole):
+            lost = header.base if base < 0 else header.first
+        yield Point(n, header.base, x, wall, lost)
+
+
+def points(target: SegmentFiles) -> list[Point]:
+    """Return the states that can be restored."""
+    return [state for state in states(target) if state.lost is None]

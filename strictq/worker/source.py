@@ -9,8 +9,8 @@ from secrets import randbits
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from .._client import validate
-from .._client.joining import affinity as checked_affinity
-from .._client.joining import join
+from .._client.consumers import affinity as checked_affinity
+from .._client.consumers import join
 from .._client.receiving import default_consumer
 from .._platform.clock import MICROSECONDS
 from .._store.api import LOOK_SECONDS, NAME_BITS

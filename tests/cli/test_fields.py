@@ -19,8 +19,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, QueueConfig
-from strictq._client import query_reports as _query_reports
-from strictq._client.joining import join
+from strictq._client.consumers import join, write_report
 from strictq._store.api import RunningHandlers
 from strictq.cli import COMMANDS
 from strictq.replication.directory import DirectoryTarget
@@ -167,7 +166,7 @@ def consumers(w: World) -> None:
         holder(q, "etl").close()
         w.run("consumers", w.path)
         report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time())
-        _query_reports.write(q.path, q.queue_id, "etl", report)
+        write_report(q.path, q.queue_id, "etl", report)
         q.send(b"", key="a")
         h = holder(q, "etl")
         h.take(0, messages_max=10)
@@ -301,9 +300,9 @@ def stats(w: World) -> None:
         h.take(0, messages_max=10)
         w.run("stats", w.path)
         report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time())
-        _query_reports.write(q.path, q.queue_id, "etl", report)
+        write_report(q.path, q.queue_id, "etl", report)
         w.run("stats", w.path)
-        _query_reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, name=None, state="failed", error="no disk"))
+        write_report(q.path, q.queue_id, "etl", attrs.evolve(report, name=None, state="failed", error="no disk"))
         w.run("stats", w.path)
         h.close()
         holder(q, "new").close()

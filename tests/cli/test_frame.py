@@ -19,7 +19,7 @@ import pytest
 
 import strictq
 from strictq import Message
-from strictq._client import query_reports as _query_reports
+from strictq._client.consumers import write_report
 from strictq.cli import COMMANDS, app
 from strictq.cli._words import moment, shown_key, size, span
 from tests.support.command import (
@@ -452,7 +452,7 @@ def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
         h = holder(q, "etl")
         h.take(0, messages_max=10)
         report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time() - 30.0)
-        _query_reports.write(q.path, q.queue_id, "etl", report)
+        write_report(q.path, q.queue_id, "etl", report)
         (found,) = json_lines(in_process("stats", filled, "--json").stdout)
         (c,) = found["consumers"]
         assert (c["name"], c["lag"], c["in_flight"], c["active"]) == ("etl", q.stats().ready + 10, 10, True)
@@ -462,7 +462,7 @@ def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
         assert "query orders running, 1,600.0 per second, batch 7 of 400 messages in 0.2 s, seen 3" in shown
         h.close()
         assert "query orders gone" in in_process("stats", filled).stdout
-        _query_reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
+        write_report(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
         assert ": no disk" in in_process("stats", filled).stdout
         holder(q, "other")
         assert "in use by a process" in in_process("stats", filled).stdout

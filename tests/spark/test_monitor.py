@@ -13,8 +13,8 @@ import pytest
 
 import strictq
 from strictq import QueryReport, Queue
-from strictq._client import query_reports as _query_reports
-from strictq.spark._monitor import QUERIES_MAX, Monitor, Read
+from strictq._client import consumers
+from strictq.spark._ack_listener import QUERIES_MAX, Monitor, Read
 from tests.support.ledgers import Ledger, send_chains
 from tests.support.recorded_batches import holder
 from tests.support.running import until
@@ -165,7 +165,7 @@ def test_a_query_that_fails_says_why(spark: SparkSession, q: Queue, tmp_path: Pa
 
 def test_reports_that_can_not_be_written_fail_no_query(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
     send_chains(q, KEYS, 2)
-    file = _query_reports.file_of(Path(q.path), "etl")
+    file = consumers.report_of(Path(q.path), "etl")
     file.with_name(f"{file.name}.part").mkdir()
     ledger = Ledger(tmp_path / "ledger")
     run(load(spark, q.path, maxMessagesPerTrigger=15), tmp_path / "checkpoint", ledger)

@@ -14,8 +14,8 @@ import pytest
 
 import strictq
 from strictq import StoreError, StrictqError
-from strictq._client import query_reports as _query_reports
-from strictq._client.query_reports import read, write
+from strictq._client import consumers
+from strictq._client.consumers import read_report, write_report
 from strictq._platform import files
 from strictq._store.bulk.staging import Staging, new_file, new_run
 from strictq._store.disk import layout
@@ -86,10 +86,10 @@ def test_the_command_line_does_not_wait_for_a_fifo(path: Path) -> None:
 def test_a_fifo_in_a_consumers_place_is_refused(path: Path) -> None:
     with strictq.open(path) as q:
         os.mkfifo(files.named(path, layout.CONSUMER, "etl"))
-        os.mkfifo(_query_reports.file_of(path, "etl"))
+        os.mkfifo(consumers.report_of(path, "etl"))
         with pytest.raises(StoreError, match="is a FIFO"):
             Holder(q, "etl", lambda _leases, _shard: ()).attach()
-        assert read(path, q.queue_id, "etl", active=True) is None
+        assert read_report(path, q.queue_id, "etl", active=True) is None
         assert q.consumers() == []
 
 
@@ -161,14 +161,14 @@ def test_a_linked_copy_can_be_read_and_is_its_own_after_the_hint(path: Path) -> 
 def test_a_linked_query_file_is_not_written_through(path: Path) -> None:
     from strictq._values.findings import QueryReport
 
-    part = _query_reports.file_of(path, "etl")
+    part = consumers.report_of(path, "etl")
     part = part.with_name(f"{part.name}.part")
     other = path.with_name("other")
     other.write_bytes(b"theirs")
     os.link(other, part)
     report = QueryReport("name", "id", "running", 1, 1, 1.0, 1.0, 1.0)
     with pytest.raises(StoreError, match="hard links"):
-        write(str(path), "0" * 32, "etl", report)
+        write_report(str(path), "0" * 32, "etl", report)
     assert other.read_bytes() == b"theirs"
 
 

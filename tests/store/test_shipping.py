@@ -13,7 +13,7 @@ import pytest
 import strictq
 from strictq import Queue, StoreCorrupt
 from strictq._store.disk.wal_file import HEADER_BYTES
-from strictq._store.shipping import commit_time, tail
+from strictq._store.shipping import tail
 from strictq._store.shipping.tail import WalTail
 from strictq._store.shipping.values import FRAME_BYTES, WalMovedOn
 from strictq._store.whole import epoch
@@ -366,4 +366,4 @@ def test_a_boot_goes_on_behind_what_was_shipped(disk: Opener, clock: FakeClock, 
 
 
 def test_other_pages_say_nothing_of_the_time() -> None:
-    assert commit_time.time_of({3: lambda: bytes(4096)}) is None
+    assert tail.time_of({3: lambda: bytes(4096)}) is None

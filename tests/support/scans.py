@@ -11,7 +11,7 @@ import pytest
 from strictq import Queue
 from strictq._store.bulk import scan
 from strictq._store.shard import columns
-from strictq._store.shard.message_opts import decode
+from strictq._store.shard.messages import decode
 from strictq._store.shard.shard_lanes import ShardLanes
 from tests.support.internals import store_of
 

@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import ConsumerStatus, QueryReport, Queue, StoreError
-from strictq._client import query_reports as _query_reports
+from strictq._client import consumers
 from tests.support.queues import Opener, fill
 from tests.support.recorded_batches import holder
 
@@ -62,7 +62,7 @@ def test_what_others_hold_or_nobody_may_have_is_not_its_lag(make: Opener) -> Non
 
 
 def write(q: Queue, report: QueryReport, consumer: str = "etl") -> None:
-    _query_reports.write(q.path, q.queue_id, consumer, report)
+    consumers.write_report(q.path, q.queue_id, consumer, report)
 
 
 def status(q: Queue) -> ConsumerStatus:
@@ -88,9 +88,9 @@ def test_it_is_private_and_small(disk: Opener) -> None:
     q = disk()
     holder(q, "../../x")
     write(q, attrs.evolve(REPORT, error="\N{SNOWMAN}" * 100_000, name="n" * 100_000), "../../x")
-    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
+    (file,) = Path(q.path).glob(f"{consumers.QUERY}*")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert file.stat().st_size < _query_reports.BYTES_MAX
+    assert file.stat().st_size < consumers.BYTES_MAX
     assert status(q).query is not None
 
 
@@ -107,7 +107,7 @@ def test_a_report_that_can_not_be_read_is_none(disk: Opener, damage: Any) -> Non
     q = disk()
     holder(q)
     write(q, REPORT)
-    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
+    (file,) = Path(q.path).glob(f"{consumers.QUERY}*")
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(file.read_bytes()), **damage}).encode()
     file.write_bytes(damage)
@@ -120,7 +120,7 @@ def test_nothing_is_read_or_written_through_a_link(disk: Opener, tmp_path: Path)
     q = disk()
     holder(q)
     write(q, REPORT)
-    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
+    (file,) = Path(q.path).glob(f"{consumers.QUERY}*")
     elsewhere = tmp_path / "elsewhere"
     os.rename(file, elsewhere)
     file.symlink_to(elsewhere)

@@ -24,8 +24,9 @@ from ..._values.keys import ASIDE, is_keyless
 from ..commit.tx import bound
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
-from ..shard import columns, message_opts, moving
+from ..shard import columns, moving
 from ..shard.leases import PackedColumns, Row
+from ..shard.messages import row_of
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
 from .columns import MessageRange
@@ -304,7 +305,7 @@ class _Pending:
         messages = lanes.whole(ids)
         if len(messages) != len(ids):
             raise _missing(lanes)
-        return [message_opts.row_of(message := messages[i], message[M_KEY], tried.get(i, 0), False, lanes.shard) for i in ids]
+        return [row_of(message := messages[i], message[M_KEY], tried.get(i, 0), False, lanes.shard) for i in ids]
 
 
 def _key_of(one: tuple[bytes, LaneAtRest | None]) -> bytes:
@@ -388,7 +389,7 @@ def _some_dead(
     try:
         for key, i, seq, sent_at, opts, body, attempts, *died in cursor:
             message: MessageRow = (i, key, seq, sent_at, None, None, opts, body)
-            rows.append((*message_opts.row_of(message, key, attempts, False, shard), *died))
+            rows.append((*row_of(message, key, attempts, False, shard), *died))
             at = key, i
             left -= len(body)
             if left < 0:

@@ -14,7 +14,7 @@ from ..._values.errors import StoreCorrupt
 from ..disk import checksums
 from ..disk.stored import OF_PYTHON
 from .connection import BUSY_SECONDS, Connected, translate
-from .host import Host
+from .tx import Host
 from .writer import DAMAGE, Writer, in_read_transaction
 
 T = TypeVar("T")

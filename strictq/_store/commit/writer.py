@@ -37,8 +37,7 @@ from ..disk.topology import Range
 from ..disk.wal_file import UNSYNCED_MAX
 from .connection import BUSY_SECONDS, Connected, LockWait, Opener, after_commit, failed_sync, no_room, translate
 from .group_commit import Call, Grouping
-from .host import Host, Lanes, Totals
-from .tx import COUNTED, AnyTx, Operation, TxOf, is_mine, whoami
+from .tx import COUNTED, AnyTx, Host, Lanes, Operation, Totals, TxOf, is_mine, whoami
 
 if TYPE_CHECKING:
     from .group_commit import Mergeable

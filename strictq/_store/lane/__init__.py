@@ -12,7 +12,7 @@ A lane is an object in memory while something happens to it, and one row while i
 row, of the messages with a higher seq than the row's tail, and of the entries with a higher id than the row's `lsn`.
 
 To add a kind of entry: give it the next number and a name in `entries`, say in `memory.EFFECTS` what it does to each lane, and
-let a module of `shard` plan it. Say in `shard/loading`, `shard/auditing`, `tenant_counts` and `salvage/known` what it names. Add
+let a module of `shard` plan it. Say in `shard/loading`, `shard/checking`, `tenant_counts` and `salvage/known` what it names. Add
 a step to the random walk of `tests/support/lane_walk.py`, and its effect to `tests/support/naive_lanes.py`.
 A version that does not know a kind refuses the shard, so a new kind needs a bit of `mark.features`.
 """

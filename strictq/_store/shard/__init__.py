@@ -11,9 +11,8 @@ lease.
 - `folding`: write lanes to their rows, delete resolved messages, cut the journal.
 - The verbs, each a part of a transaction: `sending`, `claiming` (with the one iterator of the order), `settling`, `operating`,
   `forgetting`, `merging_histories`; `recorded_batches` and `batch_leases` for named consumers. What they share: `ending`,
-  `expiring`, `parking`, `failures`, `history`. Functions with the end `_alone` are single statements.
+  `expiring`, `failures`, `history`. Functions with the end `_alone` are single statements.
 - `moving`: lanes leave for another shard, and arrive.
-- What the verbs take and return: `messages` and `message_opts`, `leases`, `columns`.
-- `counting`, `looking` and `reporting`: what operators see. `checking`: compare a memory that is built anew with what is at rest;
-  `auditing` is that memory.
+- What the verbs take and return: `messages`, `leases`, `columns`.
+- `counting`, `looking` and `reporting`: what operators see. `checking`: compare a memory that is built anew with what is at rest.
 """

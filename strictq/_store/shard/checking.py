@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final
 
@@ -20,15 +20,15 @@ from ..._values.findings import Problem
 from ..._values.hashing import hash_key
 from ..._values.keys import ASIDE, decode_key, encode_key, is_keyless, shared_key
 from ..lane import entries as kinds
-from ..lane.entries import NEVER, encode_keys
+from ..lane.entries import NEVER, TOKEN_BITS, Entry, encode_keys
 from ..lane.live_lane import LaneAtRest, LiveLane, parse_done
-from ..lane.memory import ShardMemory, StoreLimits
+from ..lane.memory import Group, ShardMemory, StoreLimits
+from ..lane.totals import RunningTotals, StoredMark
 from ..tables import gone, mark, outputs, parcels, tenant_depths, turn_rows
-from . import message_opts
-from .auditing import AuditedMemory
 from .counting import depths_by_tenant, lanes_at_rest
-from .loading import Loader
+from .loading import KINDS_WITHOUT_LANES, Loader
 from .looking import LaneView, depth_of
+from .messages import decode
 from .shard_lanes import ShardLanes, Tx, last_outbox
 
 Fix = Callable[[Tx], None]
@@ -453,7 +453,7 @@ def is_key(key: bytes) -> bool:
 
 def _are_possible(opts: str | None, due: int | None, expires: int | None, shard: int) -> bool:
     try:
-        headers, *numbers, dedup_id = message_opts.decode(opts, shard)
+        headers, *numbers, dedup_id = decode(opts, shard)
         if headers is not None:
             json.loads(headers)
         if dedup_id is not None and not isinstance(dedup_id, str):
@@ -650,4 +650,75 @@ def brief(store: ShardLanes, lane: LiveLane) -> tuple[Any, ...]:
     return (view.tail, view.depth, view.unresolved(0, 64), view.last_lease, view.hold, view.due, view.solo, tried)
 
 
-__all__ = ["Finding", "Fix", "brief", "differences", "is_key", "lanes_of", "problems", "unresolved_of"]
+_OF_LEASE: Final = frozenset((
+    kinds.MORE, kinds.ACK, kinds.ACK_FIRST, kinds.NACK, kinds.DEFER, kinds.REJECT, kinds.DROP, kinds.START, kinds.EXTEND,
+    kinds.RELEASE,
+))  # fmt: skip
+"""Kinds of entries whose token, if they have one, is that of the lanes' leases."""
+_RESOLVES: Final = frozenset((kinds.ACK, kinds.REJECT, kinds.DROP, kinds.PURGE, kinds.EXPIRE))
+
+
+class AuditedMemory(ShardMemory):
+    """The memory of a check.
+
+    Attributes:
+        findings: what is wrong with entries.
+    """
+
+    def clear(self, mark: StoredMark, totals: RunningTotals) -> None:
+        super().clear(mark, totals)
+        self.findings: list[str] = []
+        self._last_claim = 0
+        self._last_top = 0
+
+    def apply(self, entry: Entry, groups: Sequence[Group]) -> None:
+        where = f"row {entry[0]} of its journal"
+        self.findings += [f"{where} {problem}" for problem in self._problems(entry, groups)]
+        super().apply(entry, groups)
+
+    def ack_one(self, entry: Entry) -> bool:  # noqa: ARG002 - the base defines the signature
+        """Leave every entry to `apply`, which compares it with the state before it."""
+        return False
+
+    def _problems(self, entry: Entry, groups: Sequence[Group]) -> Iterator[str]:
+        _, kind, at, top, token, _, _, data = entry
+        if at < self.at:
+            yield "is older than the row before it"
+        if top < self._last_top:
+            yield "has an older newest message than the row before it"
+        self._last_top = max(top, self._last_top)
+        if not data and kind not in KINDS_WITHOUT_LANES:
+            yield "names no message and no key"
+        if kind == kinds.CLAIM:
+            if token <= self._last_claim:
+                yield "has a token that was issued before"
+            if token >> TOKEN_BITS > self.mark.epoch:
+                yield "has a token of a later epoch"
+            self._last_claim = max(token, self._last_claim)
+        for lane, ids in groups:
+            problem = self._problem(kind, token, lane, ids)
+            if problem is not None:
+                yield f"{problem} of lane {lane.key!r}"
+
+    @staticmethod
+    def _problem(kind: int, token: int, lane: LiveLane, ids: list[int]) -> str | None:
+        if kind == kinds.CLAIM:
+            return None if _unresolved(lane)[: len(ids)] == ids else "claims other messages than the first ones"
+        if kind in _OF_LEASE and token:
+            if lane.grant is None or lane.grant.token != token:
+                return "has another token than the lease"
+            if kind == kinds.MORE:
+                n = len(lane.leased())
+                return None if _unresolved(lane)[n : n + len(ids)] == ids else "claims other messages than the next ones"
+            return None if {i for _, i in lane.leased()}.issuperset(ids) else "names messages that are not in the lease"
+        if kind in _RESOLVES:
+            waiting = [i for _, i in lane.rare.waiting] if lane.rare is not None else []
+            known = {*_unresolved(lane), *(lane.new or ()), *waiting}
+            return None if known.issuperset(ids) else "resolves messages that are not unresolved"
+        return None
+
+
+def _unresolved(lane: LiveLane) -> list[int]:
+    """Return the loaded unresolved messages of a lane, in the order in which they are delivered."""
+    front = [i for _, i in lane.rare.front] if lane.rare is not None else []
+    return [*front, *filter(None, lane.ids or ())]

@@ -28,7 +28,7 @@ from ..tables import resting, trouble, turn_rows
 from . import ending, expiring, history
 from .leases import KEY, Claimed, Request, Row
 from .loading import NeedsTransactionError
-from .message_opts import row_of
+from .messages import row_of
 from .shard_lanes import ShardLanes, Tx
 
 LOADED_TOGETHER: Final = 32

@@ -14,7 +14,8 @@ from ..lane import entries as kinds
 from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
 from ..tables import dead, mark, outputs, trouble
-from . import history, parking
+from . import history
+from .loading import parked_key
 from .shard_lanes import Tx
 
 
@@ -102,7 +103,30 @@ def apply_poison(tx: Tx, lane: LiveLane, arrival: int, reason: str) -> bool:
         return False
     held = lane
     if is_keyless(lane.key) and ASIDE not in lane.key:
-        held = parking.park(tx, lane, arrival, seq)
+        held = park(tx, lane, arrival, seq)
     store.append(kinds.HOLD, [(held, [])], holder=kinds.POISON_HOLD, data=encode_keys([held.key]))
     tx.report("poison", lane.key, seq, detail=f"held: {reason}")
     return held is lane
+
+
+def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None) -> LiveLane:
+    """Move an unleased message of a lane for keyless messages to a lane of its own, with its attempts. Return that lane.
+
+    Args:
+        due: when it may be delivered; None: as before.
+    """
+    store = tx.lanes
+    starts, crashes, until = lane.attempts(arrival)
+    expires = 0
+    if lane.rare is not None and arrival in lane.rare.redriven:
+        expires = kinds.REDRIVEN
+    elif lane.expires:
+        expires = store.log.times([arrival]).get(arrival, (None, None))[1] or 0
+    if due is None:
+        due = until or store.memory.due_of(lane, arrival, seq) or 0
+    aside = store.loader.lane(parked_key(lane.key, seq))
+    store.append(
+        kinds.PARK, [(lane, [arrival]), (aside, [seq, arrival])], deadline=due,
+        holder=f"{starts},{crashes},{expires}", data=kinds.pack([arrival]),
+    )  # fmt: skip
+    return aside

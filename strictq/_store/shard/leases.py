@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from ..._values.errors import LeaseLost
 from . import history
 
-# Columns of a leased message: those of `message`, with `opts` as `message_opts.decode` returns them. The last two may be missing:
+# Columns of a leased message: those of `message`, with `opts` as `messages.decode` returns them. The last two may be missing:
 # then the message has no attempts, and is no suspect.
 ID, KEY, SEQ, SENT_AT, DUE, EXPIRES, OPTS, BODY, ATTEMPTS, SUSPECT = range(10)
 

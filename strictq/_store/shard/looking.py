@@ -21,7 +21,7 @@ from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_OPTS, M_SENT_AT, MessageRo
 from ..lane.ranges import Rerouted
 from ..tables import trouble
 from ..tables.lane_rows import LaneRows
-from .message_opts import Opts, decode
+from .messages import Opts, decode
 from .shard_lanes import ShardLanes
 
 STEP: Final = 1_000

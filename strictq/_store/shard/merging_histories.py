@@ -17,7 +17,7 @@ from ..lane.live_lane import LiveLane
 from ..lane.memory import M_BODY, M_DUE, M_EXPIRES, M_KEY, M_OPTS, M_SENT_AT
 from ..tables import dead, outputs
 from . import checking, ending, expiring, history
-from .message_opts import decode, headers_of
+from .messages import decode, headers_of
 from .shard_lanes import ShardLanes, Tx
 
 ELSEWHERE: Final = history.End("acked")

@@ -1,16 +1,23 @@
-"""Messages as they are sent: plain values, and the rules that need nothing else."""
+"""Messages as they are sent, and the options in their rows: plain values, and the rules that need nothing else."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+import apsw
 
 from ..._platform.lazy import LazyList
 from ..._values import hints
 from ..._values.config import QueueConfig
-from ..._values.errors import InvalidArgument, MessageTooLarge
+from ..._values.errors import InvalidArgument, MessageTooLarge, StoreCorrupt
 from ..._values.keys import is_keyless
 from ..commit.tx import SECOND
+from ..disk.stored import json_of
+from ..lane.damage import is_of_values
+from ..lane.memory import MessageRow
+from .leases import Row
 
 HEADER_BYTES_FREE: Final = 64 * 1024
 """Headers of this size, as JSON, are permitted beside any body."""
@@ -87,3 +94,71 @@ def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
 def header_bytes_max(body: bytes, config: QueueConfig) -> int:
     """Return the most bytes of a message's headers: with its body they may have `max_body_bytes`."""
     return max(HEADER_BYTES_FREE, config.max_body_bytes - len(body))
+
+
+Opts = tuple[str | None, float | None, float | None, float | None, str | None]
+"""Headers as JSON, size_hint, prepare_seconds, process_seconds, dedup id."""
+NO_OPTS: Opts = (None, None, None, None, None)
+_NO_NUMBERS: Final = (None, None, None)
+
+
+def encode(options: Options) -> str | None:
+    """Return the column of a message."""
+    dedup_id, headers, numbers = options[0], options[3], options[4:]
+    if numbers != _NO_NUMBERS:
+        last = "" if dedup_id is None else f",{json.dumps(dedup_id)}"
+        return f"{json.dumps(numbers)[:-1]},{headers or 'null'}{last}]"
+    return headers if dedup_id is None else f"#{len(dedup_id)}:{dedup_id}{headers or ''}"
+
+
+def decode(text: str | None, shard: int) -> Opts:
+    """Return what `encode` stored.
+
+    Raises:
+        StoreCorrupt: no send wrote it.
+    """
+    if text is None:
+        return NO_OPTS
+    if text.startswith("{"):
+        return text, None, None, None, None
+    try:
+        if text.startswith("#"):
+            length, _, rest = text[1:].partition(":")
+            n = int(length)
+            return rest[n:] or None, None, None, None, rest[:n]
+        size, prepare, process, headers, *last = json.loads(text)
+        (dedup_id,) = last or (None,)
+    except ValueError as e:
+        if not is_of_values(e):
+            raise
+        raise StoreCorrupt(f"the options of a message can't be read: {e}", shard=shard, cause=e) from e
+    shown = None if headers is None else json.dumps(headers, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return shown, size, prepare, process, dedup_id
+
+
+def row_of(message: MessageRow, key: bytes, attempts: int, suspect: bool, shard: int) -> Row:
+    """Return a message as a claim returns it.
+
+    Args:
+        key: of its lane. A parked message is not in the lane that it was sent to.
+        suspect: it may have killed its process.
+    """
+    id_, _, seq, sent_at, due, expires, opts, body = message
+    return id_, key, seq, sent_at, due, expires, None if opts is None else decode(opts, shard), body, attempts, suspect
+
+
+def headers_of(text: str | None, shard: int) -> dict[str, str]:
+    """Return a message's headers, from their stored text.
+
+    Raises:
+        StoreCorrupt: no send wrote these.
+    """
+    if not text:
+        return {}
+    try:
+        values = json_of(text)
+    except apsw.CorruptError as e:
+        raise StoreCorrupt(f"the headers of a message can't be read: {e}", shard=shard, cause=e) from e
+    if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+        raise StoreCorrupt("the headers of a message do not map text to text", shard=shard)
+    return values

@@ -20,7 +20,7 @@ from ..commit.tx import NEVER, RARE, SECOND, decayed_rate
 from ..lane.order import place_of_arrival
 from . import counting, failures, looking
 from .looking import LaneView
-from .message_opts import headers_of
+from .messages import headers_of
 from .shard_lanes import ShardLanes
 
 if TYPE_CHECKING:

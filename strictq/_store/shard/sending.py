@@ -16,9 +16,9 @@ from ..lane.live_lane import LiveLane
 from ..lane.memory import BODY_BYTES_KEPT, MessageRow, ShardMemory, without_body
 from ..lane.totals import add_acks
 from ..tables import dedup, mark
-from . import forgetting, message_opts, parking
+from . import ending, forgetting
 from .looking import depth_of
-from .messages import Item, Sent, SentInTurn, require_valid, times_of
+from .messages import Item, Sent, SentInTurn, encode, require_valid, times_of
 from .shard_lanes import ShardLanes, Tx
 
 QUEUE_WIDE = b""
@@ -109,7 +109,7 @@ def send(tx: Tx, items: Sequence[Item], *, elsewhere: Elsewhere | None = None) -
                 earlier[len(seqs) + len(earlier)] = known
                 continue
             deduped |= dedup_id is not None
-            row = (arrival, key, seq, sent_at, due, expires, message_opts.encode(options), body)
+            row = (arrival, key, seq, sent_at, due, expires, encode(options), body)
             if due is not None:
                 delayed = True
                 if due > now and is_keyless(key) and ASIDE not in key:
@@ -132,7 +132,7 @@ def send(tx: Tx, items: Sequence[Item], *, elsewhere: Elsewhere | None = None) -
     memory.arrived(some, rows)
     memory.keep_bodies(rows)
     for row in apart:
-        parking.park(tx, lanes[row[1]], row[0], row[2])
+        ending.park(tx, lanes[row[1]], row[0], row[2])
     if memory.parked and (apart or deduped):
         forgetting.forget_ended(tx)
     if begun and config.idle_lane_seconds is not None:
@@ -264,7 +264,7 @@ def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig]) -> 
         if due is not None and is_keyless(key):
             return None  # the message is parked
         if options is not None:
-            opts = message_opts.encode(options)
+            opts = encode(options)
             if options.dedup_id is not None:
                 if config.dedup_scope == "queue" or memory.parked or not memory.mark.features & mark.DEDUP_IDS:
                     return None  # two ids are remembered, or ended lanes are forgotten, or the shard's first id is noted

@@ -18,10 +18,10 @@ from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
 from ..tables import trouble
-from . import ending, expiring, parking, sending
+from . import ending, expiring, sending
 from .failures import AttemptFailure, with_failure
 from .leases import ID, KEY, Claimed, Lost, Row, Settlement
-from .message_opts import row_of
+from .messages import row_of
 from .shard_lanes import ShardLanes, Tx
 
 T = TypeVar("T")
@@ -403,7 +403,7 @@ def _failed(
 def _set_aside(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int) -> None:
     """Move a message that was given back, if it is keyless, to a lane of its own, so that it blocks no other message."""
     if is_keyless(lane.key) and ASIDE not in lane.key:
-        parking.park(tx, lane, arrival, seq, due)
+        ending.park(tx, lane, arrival, seq, due)
 
 
 def defer(tx: Tx, batches: Sequence[Settlement], delay: int, reason: str | None) -> list[LeaseLost | None]:

@@ -35,9 +35,8 @@ from ..catalog.contents import Catalog
 from ..commit.app_database import AppDatabase, Guard, Rows
 from ..commit.checkpoint import ShardWal, WalHost
 from ..commit.connection import MEMORY, after_commit, check_file, connect, translate
-from ..commit.host import Host
 from ..commit.reader import Reader
-from ..commit.tx import Operation, bound
+from ..commit.tx import Host, Operation, bound
 from ..commit.writer import Alone, Writer
 from ..disk import formats as migrate
 from ..disk import layout

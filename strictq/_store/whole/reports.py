@@ -27,7 +27,7 @@ from ..disk.rate_file import RECEIVE, Rate
 from ..shard import counting, failures, history, looking, reporting
 from ..shard.counting import FEW
 from ..shard.looking import LaneView
-from ..shard.message_opts import headers_of
+from ..shard.messages import headers_of
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
 from ..shipping.status import ShipProgress, ShipStatus, has_shipper
