@@ -2143,7 +2143,7 @@ MUTATIONS = [
         "strictq/_net/transport.py",
         '    if tls or plaintext or host == "localhost":\n',
         "    if True:\n",
-        ("tests/replication/test_replica.py::test_a_network_is_not_shown_tokens_unless_told",),
+        ("tests/replication/test_replica.py::test_a_network_is_not_shown_tokens_without_plaintext",),
     ),
     # Merging, adopting, chains and votes. A name has one of these words, so that they can be run by it.
     _merge(

@@ -45,7 +45,7 @@ def test_it_ends_when_enough_was_done(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert out.count(", 4 rounds, 0 broken; seeds 7 to 10") == 2
 
 
-def test_a_broken_round_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_round_is_reported_and_others_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(campaigns, "ATTACKS", {"one": Attack(_odd_ones_fail, "things")})
     assert main(["one", "--rounds", "4"]) == 1
     out = capsys.readouterr().out

@@ -155,7 +155,7 @@ def test_a_code_goes_with_its_error_to_another_process(hint: Coded) -> None:
     assert copy.deepcopy(hint).code == hint.code
 
 
-def test_of_several_failures_the_reasons_are_told() -> None:
+def test_of_several_failures_the_reasons_are_reported() -> None:
     full = strictq.StoreFull("the disk is full", shard=1)
     error = strictq.PartialFailure("3 of 4 failed", [None, full, full, strictq.StoreBusy("locked", shard=2)])
     text, _, hint = explained(error)

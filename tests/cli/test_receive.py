@@ -54,7 +54,7 @@ def test_messages_as_json_lines(path: Path) -> None:
     assert counts(path) == (0, 0, 3)
 
 
-def test_ten_unless_told_otherwise(path: Path) -> None:
+def test_ten_by_default(path: Path) -> None:
     fill(path, 30)
     assert [m["seq"] for m in json_lines(in_process("receive", path).stdout)] == list(range(1, 11))
     assert len(json_lines(in_process("receive", path, "--max", 1).stdout)) == 1

@@ -134,7 +134,7 @@ def test_key_types(path: Path, kind: str, values: list[Any], keys: list[Any]) ->
     assert set(contents(path)) == set(keys)
 
 
-def test_keys_of_mixed_types_are_told(path: Path) -> None:
+def test_keys_of_mixed_types_are_reported(path: Path) -> None:
     result = in_process("send", path, "-k", "k", input='{"k": 7}\n{"k": "7"}\n')
     assert result.exit_code == 0
     assert '7 and "7" are different keys' in result.stderr
@@ -207,7 +207,7 @@ def test_a_bad_line(path: Path, mode: str, line: bytes, why: str) -> None:
     assert (values["sent"], values["bad"], values["stopped_at"]) == ((2, 1, 3) if mode == "stop" else (6, 2, None))
 
 
-def test_lines_that_need_not_be_json_are_told_of(path: Path) -> None:
+def test_lines_that_need_not_be_json_get_a_hint(path: Path) -> None:
     for options, told in (("--key", "a"), True), (("--key-field", "k"), False):
         result = in_process("send", path, *options, input="hello\n")
         assert result.exit_code == 1

@@ -138,7 +138,7 @@ def test_a_reader_that_went_away_does_not_fail_messages(path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("--defer", "60")])
-def test_exit_code_69_defers_if_it_is_told_for_how_long(path: Path, option: tuple[str, ...]) -> None:
+def test_exit_code_69_defers_if_it_is_given_a_delay(path: Path, option: tuple[str, ...]) -> None:
     send(path, (b"69", "k"))
     status, out, err = work(path, "--drain", "--json", *option, *python("import sys; sys.exit(int(sys.stdin.read()))"))
     assert status == 0, err
@@ -170,7 +170,7 @@ def test_no_shell_unless_asked_for(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [b"\x00\xff", "a\0b", "naïve", -5])
-def test_any_key_can_be_told(path: Path, tmp_path: Path, key: Any) -> None:
+def test_any_key_can_be_passed(path: Path, tmp_path: Path, key: Any) -> None:
     send(path, (b"", key))
     code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['STRICTQ_KEY_HEX'] + ' ' + os.environ['STRICTQ_KEY_TYPE'])"
     assert work(path, "--drain", *python(code), tmp_path / "log")[0] == 0

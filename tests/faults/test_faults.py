@@ -336,7 +336,7 @@ def test_failed_syncs_and_then_a_power_cut(seed: int, level: Level, objects: int
     campaign(run, place / "image", seed=seed, per_point=3, every=8, limit=IMAGES)
 
 
-def test_a_failure_is_told_as_what_it_is(place: Path) -> None:
+def test_a_failure_is_reported_as_what_it_is(place: Path) -> None:
     with recording(fresh(place), FakeClock()) as journal:
         queue = strictq.open(journal.root / PLACE)
         queue.send(b"", "k")

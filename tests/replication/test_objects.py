@@ -98,7 +98,7 @@ def test_a_name_is_written_once(target: ObjectTarget) -> None:
     assert sorted(stored("")) == ["orders/0000000000000000.seg", "orders/replica.json"]
 
 
-def test_a_store_that_refuses_what_is_taken_is_told_from_one_that_does_not(target: ObjectTarget, store: ObjectStore) -> None:
+def test_a_store_that_overwrites_is_distinguished_from_one_that_refuses(target: ObjectTarget, store: ObjectStore) -> None:
     assert target.is_write_once()
     store.ignores_conditions = True
     assert not target.is_write_once()
@@ -341,7 +341,7 @@ def test_headers_are_asked_for_many_at_a_time(
 # ---- what fails
 
 
-def test_without_the_extra_its_name_is_told(disk: Opener, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_its_name_is_reported(disk: Opener, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     q = disk()
     with pytest.raises(MissingExtra) as e:

@@ -481,7 +481,7 @@ def test_a_wrong_certificate(q: Queue, home: Path, tmp_path: Path, token: Path, 
     assert q.replication() is None
 
 
-def test_a_network_is_not_shown_tokens_unless_told(q: Queue, home: Path, token: Path) -> None:
+def test_a_network_is_not_shown_tokens_without_plaintext(q: Queue, home: Path, token: Path) -> None:
     for host in ("0.0.0.0", "10.0.0.2", "host.example", "[::]"):
         with pytest.raises(InvalidArgument, match="without TLS"):
             Replica(home, listen=f"{host}:0", token_file=token)

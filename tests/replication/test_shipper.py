@@ -88,7 +88,7 @@ def test_the_next_process_goes_on_with_the_wal_that_was_left(disk: Opener, targe
     assert restored(target) == expected(1, 2)
 
 
-def test_a_wal_that_began_again_is_told_from_one_that_was_lost(
+def test_a_wal_that_began_again_is_distinguished_from_one_that_was_lost(
     disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shipper that is killed behind a seal: the next one finds the next WAL, and that nothing is missing in between."""

@@ -170,7 +170,7 @@ def test_what_is_no_regular_file_is_no_segment(target: DirectoryTarget, kind: st
         target.get(0)
 
 
-def test_a_damaged_identity_is_told(target: DirectoryTarget) -> None:
+def test_a_damaged_identity_is_reported(target: DirectoryTarget) -> None:
     (target.path / "replica.json").write_bytes(b"\xff{")
     with pytest.raises(TargetUnavailable, match="damaged"):
         target.identity()

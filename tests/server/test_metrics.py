@@ -134,7 +134,7 @@ class TestQueues:
         assert depths()["new"] is None
         queues.close()
 
-    def test_two_queues_with_one_name_are_told_apart(self, tmp_path: Path) -> None:
+    def test_two_queues_with_one_name_are_distinguished(self, tmp_path: Path) -> None:
         for place in ("a", "b"):
             (tmp_path / place).mkdir()
             strictq.open(tmp_path / place / "orders.strictq", durability="process").close()

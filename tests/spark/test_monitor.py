@@ -114,7 +114,7 @@ def test_what_it_can_not_write_it_says_once(q: Queue, clock: Clock, tmp_path: Pa
     assert not (tmp_path / "gone").exists()
 
 
-def test_it_forgets_runs_whose_end_was_never_told(q: Queue, clock: Clock) -> None:
+def test_it_forgets_runs_whose_end_was_never_reported(q: Queue, clock: Clock) -> None:
     monitor = Monitor(clock)
     for n in range(QUERIES_MAX + 5):
         monitor.batch(f"run-{n}", "query", None, 0, 1.0, [])

@@ -42,7 +42,7 @@ def test_what_a_use_has_is_taken_in_any_case(use: Use) -> None:
         ("sink", "onMissmatch", "onMismatch"),
     ],
 )
-def test_a_typing_error_is_told_with_the_name_that_was_meant(use: Use, typed: str, meant: str) -> None:
+def test_a_typing_error_is_reported_with_the_name_that_was_meant(use: Use, typed: str, meant: str) -> None:
     error = refused(typed, use)
     assert (error.hint_code, error.hint) == ("did_you_mean", f"did you mean {meant}?")
 

@@ -120,7 +120,7 @@ def test_an_interpreter_that_is_not_there(spark: SparkSession, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("says", ["echo welcome", "exit 3", "echo strictq; exit 1"])
-def test_what_can_not_be_told_is_left_to_spark(
+def test_what_can_not_be_known_is_left_to_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "wrapper", says))

@@ -778,7 +778,7 @@ def test_an_interrupt_at_a_commit_costs_nothing(disk: Opener, memory: bool, behi
     assert q.check() == []
 
 
-def test_an_interrupt_behind_the_commit_of_a_connection_that_is_gone_is_told_as_it_is(disk: Opener) -> None:
+def test_an_interrupt_behind_the_commit_of_a_connection_that_is_gone_is_reported_as_it_is(disk: Opener) -> None:
     """A fork in a signal handler leaves the connection like this."""
     q = disk()
     q.send(b"", "k")

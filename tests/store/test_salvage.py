@@ -306,7 +306,7 @@ def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["handout_block", "handout", "consumer", "message"])
-def test_a_recorded_batch_that_is_not_whole_is_released_and_told(place: Path, table: str) -> None:
+def test_a_recorded_batch_that_is_not_whole_is_released_and_reported(place: Path, table: str) -> None:
     """Its messages become ready, and it can't be read as a smaller batch."""
     clock = FakeClock()
     labels = handed_out(place, clock)
@@ -357,7 +357,7 @@ def is_covered(ranges: Sequence[LostRange], key: Any, seq: int) -> bool:
     ("name", "checkpointed"),
     [("shard-0000.db", True), ("shard-0000.db", False), ("shard-0000.db-wal", False), ("queue.db", True)],
 )
-def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(
+def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_reported(
     place: Path, name: str, checkpointed: bool, folded: bool
 ) -> None:
     made = make(place, checkpointed=checkpointed, folded=folded)
@@ -419,7 +419,7 @@ def page_of_messages(path: Path, which: int) -> tuple[int, set[int]]:
 
 @pytest.mark.parametrize("folded", [False, True], ids=["logs", "folded"])
 @pytest.mark.parametrize("which", [0, 4, -1])
-def test_what_a_page_of_messages_held_is_told_by_key(place: Path, which: int, folded: bool) -> None:
+def test_what_a_page_of_messages_held_is_reported_by_key(place: Path, which: int, folded: bool) -> None:
     """At its end the number of lost messages is unknown, for any lane and for lost lanes. No seq is issued twice."""
     clock = FakeClock()
     sent = arrived(place / "queue", clock, folded=folded)

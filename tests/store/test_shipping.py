@@ -288,7 +288,7 @@ def test_a_wal_that_began_again_behind_what_was_captured_is_followed(q: Queue, c
     second.close()
 
 
-def test_another_copy_is_told_by_the_checksum_of_its_last_frame(q: Queue, disk: Opener, clock: FakeClock, tmp_path: Path) -> None:
+def test_another_copy_has_another_checksum_in_its_last_frame(q: Queue, disk: Opener, clock: FakeClock, tmp_path: Path) -> None:
     """Both have the same WAL up to the copy, and the same number of later frames."""
     q.configure_replication(tmp_path / "t")  # so that the WAL stays
     work(q, clock)

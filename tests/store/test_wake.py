@@ -261,7 +261,7 @@ def test_failures_are_counted_in_a_byte(file: Path) -> None:
         assert waker.suspects(255)
 
 
-def test_who_only_looks_is_told_of_no_failure(file: Path) -> None:
+def test_a_reader_gets_no_report_of_a_failure(file: Path) -> None:
     writer, reader, none = Waker(file), Waker(file, read_only=True), Waker()
     for waker in (writer, reader, none):
         waker.begin_boot("boot")

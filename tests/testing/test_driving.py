@@ -50,7 +50,7 @@ def test_drain_handles_all_there_is(q: Queue) -> None:
     assert_settled(q)
 
 
-def test_drain_leaves_what_is_delayed_if_told_so(q: Queue) -> None:
+def test_drain_leaves_what_is_delayed_if_asked(q: Queue) -> None:
     q.send(b"1", "a")
     q.send(b"2", "b", delay=HOUR)
     assert drain(q, lambda job: None, skip=False).acked == 1

@@ -364,7 +364,7 @@ IS_CALLED = {
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("form", FORMS)
-def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester, form: str) -> None:
+def test_two_plugins_with_the_same_fixture_are_reported(pytester: pytest.Pytester, form: str) -> None:
     """And the tests go on, though warnings are errors here."""
     pytester.makepyfile(other_plugin=FORMS[form])
     pytester.syspathinsert()
@@ -383,7 +383,7 @@ def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester
 
 
 @pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2"]], ids=["in one process", "under xdist"])
-def test_a_plugin_that_a_test_module_loads_is_told_of(pytester: pytest.Pytester, options: list[str]) -> None:
+def test_a_plugin_that_a_test_module_loads_is_reported(pytester: pytest.Pytester, options: list[str]) -> None:
     pytester.makepyfile(other_plugin=OTHER)
     pytester.syspathinsert()
     pytester.makepyfile("pytest_plugins = ['other_plugin']\n\ndef test_it(strict_queue): pass\n")
@@ -405,7 +405,7 @@ NO_CLASH = {
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("case", NO_CLASH)
-def test_what_is_no_clash_is_not_told_of(pytester: pytest.Pytester, case: str) -> None:
+def test_what_is_no_clash_is_not_reported(pytester: pytest.Pytester, case: str) -> None:
     files = {"test_it": "def test_it(strict_queue): pass\n", "other_plugin": "", "shared": OTHER}
     name, text = NO_CLASH[case]
     pytester.makepyfile(**files | {name: text})

@@ -739,7 +739,7 @@ def test_damaged_queue_file_refuses_to_open(disk: Opener, harm: Callable[[Path],
     assert {p.name: p.read_bytes() for p in Path(disk.path).glob("shard-*.db")} == before
 
 
-def test_a_directory_that_is_deleted_under_an_open_queue_is_told_of(disk: Opener) -> None:
+def test_a_directory_that_is_deleted_under_an_open_queue_is_reported(disk: Opener) -> None:
     events: list[Event] = []
     q = disk(shards=2, on_event=events.append)
     fill(q, "k", 3)

@@ -249,7 +249,7 @@ def judged(against: str, ours: float, base: float, goal: float | None, *said: st
     }  # fmt: skip
 
 
-def test_goals_that_sqlite_itself_does_not_reach_are_told_apart() -> None:
+def test_goals_that_sqlite_itself_does_not_reach_are_distinguished() -> None:
     figures = [
         judged("huey", 4000.0, 10_000.0, 5.0),
         judged("diskcache", 4000.0, 1000.0, 5.0),

@@ -176,7 +176,7 @@ def test_stronger_durability_at_reopen_is_welcome(disk: Opener) -> None:
     q.send(b"", "k")
 
 
-def test_durability_is_full_unless_told_otherwise(tmp_path: Path) -> None:
+def test_durability_is_full_by_default(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "queue") as q:
         assert (q.durability, q.shards) == ("full", 1)
 

@@ -29,7 +29,7 @@ def test_reject_tells_of_a_dead_letter(make: Opener) -> None:
 
 
 @pytest.mark.parametrize("policy", ["dead_letter", "hold", "drop"])
-def test_poison_is_told(make: Opener, policy: str) -> None:
+def test_poison_is_reported(make: Opener, policy: str) -> None:
     events: list[Event] = []
     q = make(on_event=events.append, max_attempts=1, on_poison=policy)
     q.send(b"", "k")
@@ -38,7 +38,7 @@ def test_poison_is_told(make: Opener, policy: str) -> None:
     assert (event.key, event.seq) == ("k", 1)
 
 
-def test_poison_found_at_a_claim_is_told(make: Opener, clock: FakeClock) -> None:
+def test_poison_found_at_a_claim_is_reported(make: Opener, clock: FakeClock) -> None:
     events: list[Event] = []
     q = make(on_event=events.append, max_attempts=1, lease_seconds=5.0)
     q.send(b"", "k")
@@ -48,7 +48,7 @@ def test_poison_found_at_a_claim_is_told(make: Opener, clock: FakeClock) -> None
     assert only(events, "poison").seq == 1
 
 
-def test_expired_message_that_is_kept_is_told(make: Opener, clock: FakeClock) -> None:
+def test_expired_message_that_is_kept_is_reported(make: Opener, clock: FakeClock) -> None:
     events: list[Event] = []
     q = make(on_event=events.append, on_expire="dead_letter")
     q.send(b"", "k", ttl=5.0)
@@ -57,7 +57,7 @@ def test_expired_message_that_is_kept_is_told(make: Opener, clock: FakeClock) ->
     assert only(events, "dead_letter").seq == 1
 
 
-def test_lost_lease_is_told(make: Opener, clock: FakeClock) -> None:
+def test_lost_lease_is_reported(make: Opener, clock: FakeClock) -> None:
     events: list[Event] = []
     q = make(on_event=events.append, lease_seconds=5.0)
     q.send(b"", "k")

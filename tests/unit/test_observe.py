@@ -371,7 +371,7 @@ class TestAround:
         assert around.said == [*["sending 1", "InvalidArgument", "sent"] * 3, "sending 2", "InvalidArgument", "sent"]
         assert q.stats().depth == 0
 
-    def test_receives_that_find_messages_are_told(self, q: Queue) -> None:
+    def test_receives_that_find_messages_are_reported(self, q: Queue) -> None:
         around = Around()
         q.send(b"", key="k")
         with q.observe(around):

@@ -82,7 +82,7 @@ def test_purge_everything(make: Opener) -> None:
     assert q.check() == []
 
 
-def test_purge_leaves_dead_letters_unless_told(q: Queue) -> None:
+def test_purge_leaves_dead_letters_unless_asked(q: Queue) -> None:
     fill(q, "k", 2)
     q.receive(1)[0].reject("no")
     q.purge("k")

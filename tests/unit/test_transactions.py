@@ -73,7 +73,7 @@ def test_an_exception_means_nothing_happened(ledger: Queue) -> None:
 
 
 @pytest.mark.parametrize("given", ["k", ["a delivery"]], ids=["a key", "a list"])
-def test_what_is_not_a_delivery_is_told_the_other_arguments(q: Queue, given: Any) -> None:
+def test_what_is_not_a_delivery_gets_a_hint_at_the_other_arguments(q: Queue, given: Any) -> None:
     with pytest.raises(InvalidArgument, match="expected a Delivery, not") as refused, q.transaction(given):
         pass
     assert "key=... or deliveries=[...]" in refused.value.hint

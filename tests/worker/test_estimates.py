@@ -231,7 +231,7 @@ def test_what_can_not_be_read_is_learned_again(text: str) -> None:
 
 
 @pytest.mark.parametrize(("told", "expected"), [(None, 3.0), (1.0, 1.0), (0.0, 0.0)])
-def test_a_worker_expects_what_it_was_told_or_else_what_the_queue_says(told: float | None, expected: float) -> None:
+def test_a_worker_expects_what_it_was_given_or_else_what_the_queue_says(told: float | None, expected: float) -> None:
     estimates = Estimates(given_process=told)
     estimates.process.learn(1.0, 9.0)
     estimates.take_defaults(strictq.QueueConfig(process_seconds=3.0))

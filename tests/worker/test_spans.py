@@ -64,7 +64,7 @@ def test_spans_tell_what_runs_and_what_ended(make: Make) -> None:
         assert {span.key[:4] for span in report.spans} == {"kkkk", "b'\\x"}
 
 
-def test_handlers_that_began_before_anybody_looked_are_told(make: Make) -> None:
+def test_handlers_that_began_before_anybody_looked_are_reported(make: Make) -> None:
     q = make()
     begun = time.time()
     with Running(q) as running:

@@ -175,7 +175,7 @@ def test_a_body_beyond_the_limit_is_refused(c: Caller) -> None:
     assert status == 413
 
 
-def test_an_unexpected_error_is_told_without_its_cause(c: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_reported_without_its_cause(c: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> None:
         raise RuntimeError("a secret")
 
