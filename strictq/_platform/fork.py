@@ -20,7 +20,7 @@ from weakref import WeakSet
 LATE: Final = (
     "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
     "strictq._values.findings", "strictq._values.hashing", "strictq._values.views", "strictq._store.disk.foreign",
-    "strictq._store.disk.checksums", "strictq._store.whole.check", "strictq._store.whole.merging_histories",
+    "strictq._store.disk.stored_pages", "strictq._store.whole.check", "strictq._store.whole.merging_histories",
     "strictq.consumer", "strictq._store.shard.checking", "strictq._store.shard.counting",
     "strictq._store.shard.expiring", "strictq._store.shipping.backup",
     "strictq._store.shipping.capture",

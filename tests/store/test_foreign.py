@@ -127,7 +127,7 @@ def test_a_read_only_look_does_not_checkpoint(tmp_path: Path) -> None:
     assert events == []
 
 
-def test_who_may_only_read_gets_a_hint(tmp_path: Path) -> None:
+def test_who_may_only_read_is_told_what_to_do(tmp_path: Path) -> None:
     path = killed(tmp_path / "queue")
     look(path)
     with strictq.open(path, read_only=True) as q, pytest.raises(StoreCorrupt, match="once for writing"):

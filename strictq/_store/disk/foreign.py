@@ -27,9 +27,9 @@ from ..._sql import SHARD
 from ..._values import hints
 from ..._values.errors import StoreCorrupt
 from . import layout, wal_file
-from .checksums import StoredPages
 from .pages import mended, right_child
 from .stored import OF_PYTHON
+from .stored_pages import StoredPages
 
 WHAT: Final = "another SQLite program checkpointed its WAL, without the checksums of pages"
 DEPTH_MAX: Final = 20
