@@ -641,6 +641,13 @@ MUTATIONS = [
         "tests/store/test_commit.py",
     ),
     _store(
+        "no call fails because a checkpoint takes long",
+        "commit/writer.py",
+        "        return self._maintained and seconds >= BUSY_SECONDS\n",
+        "        return False\n",
+        "tests/store/test_upkeep.py",
+    ),
+    _store(
         "a hook after the commit takes nothing back",
         "commit/checkpoint.py",
         "            self._wal_grew(pages, began=pages <= before)\n        except Exception:\n",

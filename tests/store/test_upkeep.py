@@ -13,7 +13,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._store.commit import checkpoint, connection
+from strictq._store.commit import checkpoint, connection, writer
 from strictq._store.whole import store, upkeep
 from tests.support.internals import connected, connections, store_of
 from tests.support.queues import Opener, shard_file
@@ -314,3 +314,48 @@ def test_a_hook_that_fails_takes_nothing_back(disk: Opener, caplog: pytest.LogCa
         assert q.send(b"1", "k").seq == 1
         assert [d.body for d in q.receive()] == [b"1"]
     assert "an action after a commit failed" in caplog.text
+
+
+@pytest.mark.parametrize("durability", ["full", "process"])
+def test_no_caller_fails_because_a_checkpoint_takes_longer_than_calls_wait(
+    disk: Opener, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, on a disk whose syncs take seconds because other programs keep it busy."""
+    waited: set[int] = set()
+    held, go = threading.Event(), threading.Event()
+    finish, waits_on = checkpoint.ShardWal._finish_checkpoint, writer.Writer._waits_on
+
+    def finish_late(self: checkpoint.ShardWal, db: apsw.Connection) -> tuple[int, int]:
+        held.set()
+        assert go.wait(PATIENCE_SECONDS)
+        return finish(self, db)
+
+    def seen(self: writer.Writer, seconds: float) -> bool:
+        waited.add(threading.get_ident())
+        return waits_on(self, seconds)
+
+    monkeypatch.setattr(writer, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint.ShardWal, "_finish_checkpoint", finish_late)
+    monkeypatch.setattr(writer.Writer, "_waits_on", seen)
+    q = disk.open(durability=durability)
+    shard = store_of(q).shards[0]
+    shard.wal.pages += 1  # the second pass has work
+    sent: list[object] = []
+
+    def send() -> None:
+        try:
+            sent.append(q.send(b"", "k").seq)
+        except strictq.StrictqError as e:
+            sent.append(e)
+
+    checkpointing = threading.Thread(target=shard.checkpoint)
+    checkpointing.start()
+    assert held.wait(PATIENCE_SECONDS)
+    callers = [threading.Thread(target=send) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    until(lambda: len(waited) == 2, "both callers to have waited in vain")
+    go.set()
+    for thread in (*callers, checkpointing):
+        thread.join(PATIENCE_SECONDS)
+    assert sorted(map(str, sent)) == ["1", "2"]

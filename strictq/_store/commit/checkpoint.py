@@ -290,7 +290,7 @@ class ShardWal:
                 self._checkpointer.execute(SHARD.has_meta).fetchall()
             pages, done = self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if done < pages or self.pages > pages:
-                pages, done = self._writer.use(self._finish_checkpoint, seconds)
+                pages, done = self._writer.maintain(self._finish_checkpoint, seconds)
             if pages == done:
                 self._set_stuck(False)
                 self.mark(self._checkpointer)
@@ -358,7 +358,7 @@ class ShardWal:
             self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
         if self._checkpointer is not None:
-            self._writer.use(truncate, seconds)
+            self._writer.maintain(truncate, seconds)
 
     def close_checkpointer(self) -> None:
         db, self._checkpointer = self._checkpointer, None

@@ -81,16 +81,19 @@ class Grouping:
         locked: runs a function with the shard's lock held, and waits for that lock for the given seconds.
         run: runs calls in one transaction and commits it, synced if asked; the lock is held. Before it runs the first call, it
             calls the given function, which adds the calls that wait by then.
+        waits_on: whether a call that waited in vain for the given seconds waits on.
     """
 
     def __init__(
         self,
         locked: Callable[[Callable[[], AnyTx], float], AnyTx],
         run: Callable[[list[Call], Callable[[], None], bool], AnyTx],
+        waits_on: Callable[[float], bool],
         shard: int,
     ) -> None:
         self._locked = locked
         self._run = run
+        self._waits_on = waits_on
         self._shard = shard
         self._begin()
 
@@ -201,7 +204,7 @@ class Grouping:
                             self._leader = ref(call)
                             return True
                         left -= timeout
-                        withdrawn = left <= 0
+                        withdrawn = left <= 0 and not self._waits_on(call.seconds)
                         if withdrawn:
                             self._waiting.remove(call)
                 timeout = LEADER_SECONDS

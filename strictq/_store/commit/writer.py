@@ -108,7 +108,9 @@ class Writer(Connected):
         self._lock_wait = LockWait()
         self._in_vain = False
         """Whether a call with a time limit did not get the lock, and no transaction has begun since."""
-        self._grouping = Grouping(self._locked, self._commit, part.shard)
+        self._maintained = False
+        """Whether a checkpoint has the lock. Its end depends on the disk only, so callers wait for it; see `_waits_on`."""
+        self._grouping = Grouping(self._locked, self._commit, self._waits_on, part.shard)
         self.pending = 0
         """Unresolved messages after this object's last commit. In memory, these are all there are."""
         self._make_locks()
@@ -287,6 +289,22 @@ class Writer(Connected):
             return work(db)
 
         return self._connected(synced, (apsw.Error, *OF_PYTHON), seconds)
+
+    def maintain(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
+        """Run a part of a checkpoint as `use` does. No caller fails because it takes long."""
+
+        def maintained(db: apsw.Connection) -> T:
+            self._maintained = True
+            try:
+                return work(db)
+            finally:
+                self._maintained = False
+
+        return self.use(maintained, seconds)
+
+    def _waits_on(self, seconds: float) -> bool:
+        """Return whether a call that waited in vain for so many seconds waits on: the queue's own work must not make it fail."""
+        return self._maintained and seconds >= BUSY_SECONDS
 
     def _announce(self, tx: AnyTx) -> None:
         """Report what a transaction did, after its COMMIT."""
@@ -647,6 +665,9 @@ class Writer(Connected):
         """Verify after a wait that the lock was acquired and that the writer may be used."""
         if not held[0]:
             self.require_outside()
+            while not held[0] and self._waits_on(seconds):
+                held[:] = map(self._lock.acquire, _WAIT, (seconds,))
+        if not held[0]:
             raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
         self._owner = threading.get_ident()
         self._lock_wait.seconds = seconds
