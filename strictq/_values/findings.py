@@ -373,12 +373,18 @@ class LaneLease(Report):
 
 @attrs.frozen
 class KeyDepth(Report):
-    """A key with its number of messages and the age of the oldest."""
+    """A key with its number of messages and the age of the oldest.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed", "held", "paused" or "throttled", as in an Explanation.
+        reason: why it waits, such as the reason of a hold, or that its tenant is paused; None: no reason is known.
+    """
 
     key: Key | None
     depth: int
     oldest_age_seconds: float
-    state: State
+    state: Literal["ready", "in_flight", "delayed", "held", "paused", "throttled"]
+    reason: str | None = None
 
 
 @attrs.frozen

@@ -606,19 +606,13 @@ LEASED: Final = Coded("leased", "{what} held by {by} for another {left}{rest}")
 LANE_HELD: Final = Coded("lane_held", "the key is held ({by}); release it with q.release(key){rest}")
 DELAYED: Final = Coded("delayed", "seq {seq} is due in {left} ({why}); later messages of the key wait{rest}")
 READY: Final = Coded("ready", "seq {seq} can be received now{rest}")
-SIDELINED: Final = Coded(
-    "sidelined", "seq {seq} can be received now; it is sidelined, so newer messages get nine turns in ten{rest}"
-)
-TENANT_PAUSED: Final = Coded(
-    "tenant_paused", "seq {seq} waits because tenant {tenant} is paused; q.limit(tenant, paused=False) ends that"
-)
-TENANT_BUSY: Final = Coded(
-    "tenant_busy", "seq {seq} waits because tenant {tenant} has {keys} keys in flight, as many as its concurrency"
-)
-TENANT_THROTTLED: Final = Coded(
-    "tenant_throttled", "seq {seq} waits because tenant {tenant} gets {rate} messages a second; the next one in {left}"
-)
-PAUSED: Final = Coded("paused", "seq {seq} waits because the queue is paused; q.resume() ends that{rest}")
+IS_SIDELINED: Final = "it is sidelined, so newer messages get nine turns in ten"
+SIDELINED: Final = Coded("sidelined", f"seq {{seq}} can be received now; {IS_SIDELINED}{{rest}}")
+TENANT_PAUSED: Final = Coded("tenant_paused", "seq {seq} waits because {why}; q.limit(tenant, paused=False) ends that")
+TENANT_BUSY: Final = Coded("tenant_busy", "seq {seq} waits because {why}")
+TENANT_THROTTLED: Final = Coded("tenant_throttled", "seq {seq} waits because {why}; the next one in {left}")
+IS_PAUSED: Final = "the queue is paused"
+PAUSED: Final = Coded("paused", f"seq {{seq}} waits because {IS_PAUSED}; q.resume() ends that{{rest}}")
 QUARANTINED: Final = Coded("quarantined", "{message} ({hint})")
 
 ALL: Final = {each.code: each for each in list(globals().values()) if isinstance(each, Coded)}

@@ -28,6 +28,7 @@ SPARKS: Final = "▁▂▃▄▅▆▇█"
 PLAIN_SPARKS: Final = "_.-:=+*#"
 """For terminals that support only ASCII."""
 STATES: Final = (("ready", "cyan"), ("in_flight", "green"), ("delayed", "yellow"), ("held", "red"))
+STATE_COLOURS: Final = {**dict(STATES), "paused": "red", "throttled": "yellow"}
 NAME_MIN, CELLS_MIN = 8, 12
 WORKERS_MAX: Final = 6
 FRAME_COLUMNS: Final = 4
@@ -112,7 +113,7 @@ class Watch:
         rows = [
             _Row(
                 short(shown_key(key.key)), f"{key.depth:,} {span(key.oldest_age_seconds):>7}",
-                partial(self._bar, key.depth / most, dict(STATES).get(key.state, "cyan")),
+                partial(self._bar, key.depth / most, STATE_COLOURS[key.state]),
             )
             for key in top
         ]  # fmt: skip

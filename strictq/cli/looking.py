@@ -100,8 +100,8 @@ def top_keys(queue: Path, by: Rank, limit: int, prefix: str | None, as_json: boo
     """List the keys with the most messages, or with the oldest message. Reads every key that has messages."""
     with looking(queue) as q:
         found = q.top_keys(limit, by=by.value, prefix=prefix)
-    return show_found(found, ("key", "depth", "oldest", "state"), lambda k: (
-        short(shown_key(k.key)), f"{k.depth:,}", span(k.oldest_age_seconds), k.state,
+    return show_found(found, ("key", "depth", "oldest", "state", "why"), lambda k: (
+        short(shown_key(k.key)), f"{k.depth:,}", span(k.oldest_age_seconds), k.state, printable(k.reason or ""),
     ), right=("depth", "oldest"), none="no key has messages", as_json=as_json)  # fmt: skip
 
 

@@ -344,6 +344,7 @@ def stats_watch(w: World) -> None:
 def top_keys(w: World) -> None:
     with w.open() as q:
         q.send_many([Message(b"", key=k) for k, _ in KEYS])
+        q.hold(KEYS[0][0], "a decision")
     w.run("top-keys", w.path)
 
 

@@ -249,6 +249,68 @@ def test_top_keys_does_not_name_empty_lanes(q: Queue) -> None:
     assert q.top_keys() == []
 
 
+def test_top_keys_says_why_a_key_waits(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2, tenant_separator="/", retry_delay_seconds=60.0)
+    q.limit("slow", receive_rate=0.1, burst=1)
+    q.send(b"", "slow/1")
+    q.receive(1, lease_seconds=900.0)
+    for key in ("held", "failed", "paused/1", "busy/1", "busy/2", "slow/2", "free"):
+        q.send(b"", key)
+    q.hold("held", "a decision")
+    q.receive(1, keys=["failed"])[0].nack(reason="no answer")
+    q.limit("paused", paused=True)
+    q.receive(1, keys=["busy/1"])
+    q.limit("busy", concurrency=1)
+    found = {k.key: (k.state, k.reason) for k in q.top_keys(by="age")}
+    assert found == {
+        "held": ("held", "a decision"),
+        "failed": ("delayed", "it failed once in 0 s"),
+        "paused/1": ("throttled", "tenant paused is paused"),
+        "busy/1": ("in_flight", None),
+        "busy/2": ("throttled", "tenant busy has 1 key in flight, as many as its concurrency"),
+        "slow/1": ("in_flight", None),
+        "slow/2": ("throttled", "tenant slow gets 0.1 messages a second"),
+        "free": ("ready", None),
+    }
+    for key, (state, _) in found.items():
+        assert q.explain(key).state == state
+    q.pause()
+    paused = {k.key: (k.state, k.reason) for k in q.top_keys(by="age")}
+    assert {key: of for key, of in paused.items() if of[0] == "paused"} == dict.fromkeys(
+        ("paused/1", "busy/2", "slow/2", "free"), ("paused", "the queue is paused")
+    )
+    assert {key: of for key, of in paused.items() if of[0] != "paused"} == {
+        key: found[key] for key in ("held", "failed", "busy/1", "slow/1")
+    }
+
+
+def test_top_keys_says_that_a_handler_type_is_paused_and_a_key_sidelined(make: Opener, clock: FakeClock) -> None:
+    q = make()
+    q.send(b"", "typed", headers={"strictq-type": "mail"})
+    clock.advance(1.0)
+    q.sideline(clock.wall() / 1e6)
+    q.send(b"", "new")
+    assert {k.key: (k.state, k.reason) for k in q.top_keys()} == {
+        "typed": ("ready", "it is sidelined, so newer messages get nine turns in ten"), "new": ("ready", None),
+    }  # fmt: skip
+    q.sideline(None)
+    q.pause("mail")
+    assert {k.key: (k.state, k.reason) for k in q.top_keys()} == {
+        "typed": ("ready", "handlers of 'mail' are paused"), "new": ("ready", None),
+    }  # fmt: skip
+
+
+def test_a_read_only_object_sees_a_new_limit_at_the_first_look(disk: Opener) -> None:
+    q = disk(tenant_separator="/")
+    q.send(b"", "a/1")
+    for n, look in enumerate((lambda r: r.tenants()[0].paused, lambda r: r.top_keys()[0].state == "throttled")):
+        with strictq.open(q.path, read_only=True) as reading:
+            assert not look(reading)
+            q.limit("a", paused=True)
+            assert look(reading), n
+            q.limit("a", paused=False)
+
+
 def test_top_keys_by_something_else(q: Queue) -> None:
     with pytest.raises(strictq.InvalidArgument):
         q.top_keys(by="colour")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ from .shard_lanes import ShardLanes
 
 if TYPE_CHECKING:
     from ..._values.findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
+
+Limited = Callable[[bytes], "str | None"]
+"""Returns why the tenant of a stored key gets no message now; None: it gets them."""
 
 
 def peeked(view: LaneView, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
@@ -123,7 +127,7 @@ def explain(view: LaneView | None, key: bytes, time: QueueTime, shard: int, conf
         if config.paused:
             state, since, text = "paused", None, hints.PAUSED
     if config.paused and state != "paused" and state != "empty":
-        rest += "; the queue is paused"
+        rest += f"; {hints.IS_PAUSED}"
     if config.paused_types and seq is not None and (kind := _type_of(view, seq, shard)) in config.paused_types:
         rest += f"; {paused(kind)}"
         error = None if error == paused(kind) else error
@@ -223,18 +227,46 @@ def _sizes(path: Path | None) -> tuple[int, int]:
     return os.stat(path).st_size + wal, wal
 
 
-def top_keys(lanes: ShardLanes, n: int, by: str, time: QueueTime, prefix: bytes) -> list[KeyDepth]:
+def top_keys(
+    lanes: ShardLanes,
+    n: int,
+    by: str,
+    time: QueueTime,
+    prefix: bytes,
+    config: QueueConfig,
+    limited: Callable[[bytes], str | None],
+) -> list[KeyDepth]:
     """Return the n deepest lanes, or those with the oldest messages. Reads every lane with messages and this prefix."""
     from ..._values.findings import KeyDepth
 
     now = time.now()
     return [
         KeyDepth(
-            decode_key(view.key), depth, max(now - sent_at, 0) / SECOND,
-            "in_flight" if view.lease is not None else view.state_behind(),
+            decode_key(view.key), depth, max(now - sent_at, 0) / SECOND, *_state_and_reason(view, config, lanes.shard, limited)
         )
         for view, depth, sent_at in counting.deepest(lanes, n, by, now, prefix)
     ]  # fmt: skip
+
+
+def _state_and_reason(view: LaneView, config: QueueConfig, shard: int, limited: Limited) -> tuple[Any, str | None]:
+    """Return the state of a lane as `explain` does, and why it waits."""
+    if view.lease is not None:
+        return "in_flight", None
+    state = view.state_behind()
+    if state == "held":
+        return state, view.hold
+    head = view.head()
+    if head is None:
+        return state, None
+    if state == "delayed":
+        return state, _why_delayed(view, head, view.attempts(head.seq, head.attempts), config)
+    if config.paused:
+        return "paused", hints.IS_PAUSED
+    if (why := limited(view.key)) is not None:
+        return "throttled", why
+    if config.paused_types and (kind := _type_of(view, head.seq, shard)) in config.paused_types:
+        return state, paused(kind)
+    return state, hints.IS_SIDELINED if _is_sidelined(view, config) else None
 
 
 __all__ = ["errors", "explain", "peeked", "stats", "status", "status_in", "top_keys"]

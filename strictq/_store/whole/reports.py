@@ -154,11 +154,12 @@ class Reports:
 
     def tenants(self) -> list[TenantStatus]:
         """Return the tenants that have messages or limits of their own, the deepest first. Reads every key that has messages."""
-        store, rules = self._store, self._store.tenancy
+        store, shards = self._store, self._store.everywhere()
+        rules = store.tenancy  # everywhere() has read the newest settings
         if rules is None:
             return []
         found: dict[bytes, tuple[int, int, int]] = {}
-        for shard in store.everywhere():
+        for shard in shards:
             for name, (depth, keys, sent_at) in shard.survey(lambda lanes: counting.by_tenant(lanes, rules.separator)).items():
                 others, more, before = found.get(name, (0, 0, sent_at))
                 found[name] = depth + others, keys + more, min(before, sent_at)
@@ -218,8 +219,10 @@ class Reports:
     def top_keys(self, n: int, by: Literal["depth", "age"], prefix: bytes = b"") -> list[KeyDepth]:
         """Return the n deepest keys, or those with the oldest messages. Reads every key with messages and this stored prefix."""
         found: list[KeyDepth] = []
-        for shard in self._store.everywhere():
-            found += shard.survey(lambda lanes: reporting.top_keys(lanes, n, by, self._store.time, prefix))
+        shards = self._store.everywhere()
+        config, limited = self._store.config, self._limited()
+        for shard in shards:
+            found += shard.survey(lambda lanes: reporting.top_keys(lanes, n, by, self._store.time, prefix, config, limited))
         rank = "depth" if by == "depth" else "oldest_age_seconds"
         return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
 
@@ -329,17 +332,28 @@ class Reports:
         if rules is None or found.state != "ready":
             return found
         name = tenant_of(key, rules.separator)
-        tenant = _tenant(self._store, rules, name, in_flight=self._in_flight()[name])
-        if tenant.paused:
-            text = hints.TENANT_PAUSED.of(seq=found.head_seq, tenant=tenant.tenant)
-        elif tenant.throttled_seconds:
-            left, rate = span(int(tenant.throttled_seconds * MICROSECONDS)), f"{tenant.receive_rate:g}"
-            text = hints.TENANT_THROTTLED.of(seq=found.head_seq, tenant=tenant.tenant, rate=rate, left=left)
-        elif tenant.concurrency is not None and tenant.in_flight >= tenant.concurrency:
-            text = hints.TENANT_BUSY.of(seq=found.head_seq, tenant=tenant.tenant, keys=tenant.in_flight)
-        else:
+        waits = _why_limited(_tenant(self._store, rules, name, in_flight=self._in_flight()[name]))
+        if waits is None:
             return found
-        return attrs.evolve(found, state="throttled", since=None, text=text)
+        why, sentence, left = waits
+        return attrs.evolve(found, state="throttled", since=None, text=sentence.of(seq=found.head_seq, why=why, left=left))
+
+    def _limited(self) -> reporting.Limited:
+        """Return a function that says why tenants get no message now."""
+        rules = self._store.tenancy
+        if rules is None or not rules.limits_deliveries:
+            return lambda _key: None
+        in_flight = self._in_flight() if rules.limits_keys else Counter[bytes]()
+        known: dict[bytes, str | None] = {}
+
+        def limited(key: bytes) -> str | None:
+            name = tenant_of(key, rules.separator)
+            if name not in known:
+                waits = _why_limited(_tenant(self._store, rules, name, in_flight=in_flight[name]))
+                known[name] = None if waits is None else waits[0]
+            return known[name]
+
+        return limited
 
     def key_state(self, key: bytes) -> bytes | None:
         """Return the committed state of a key."""
@@ -618,6 +632,20 @@ def _with_progress(store: Store, found: S, attempt: Attempt | None) -> S:
     from ..._values.findings import Progress
 
     return attrs.evolve(found, progress=Progress(*progress))
+
+
+def _why_limited(tenant: TenantStatus) -> tuple[str, hints.Coded, str] | None:
+    """Return why a tenant gets no message now, the sentence of `explain` for it, and how long; None: it gets them."""
+    name = f"tenant {tenant.tenant}"
+    if tenant.paused:
+        return f"{name} is paused", hints.TENANT_PAUSED, ""
+    if tenant.throttled_seconds:
+        left = span(int(tenant.throttled_seconds * MICROSECONDS))
+        return f"{name} gets {tenant.receive_rate:g} messages a second", hints.TENANT_THROTTLED, left
+    if tenant.concurrency is not None and tenant.in_flight >= tenant.concurrency:
+        keys = "1 key" if tenant.in_flight == 1 else f"{tenant.in_flight:,} keys"
+        return f"{name} has {keys} in flight, as many as its concurrency", hints.TENANT_BUSY, ""
+    return None
 
 
 def _tenant(

@@ -224,7 +224,6 @@ def consumers(q: Queue, arguments: Arguments) -> dict[str, Any]:
 
 def tenants(q: Queue, _arguments: Arguments) -> dict[str, Any]:
     """Return the tenants, and all limits that are stored. Without tenants: None."""
-    q._storage.refresh_settings()
     try:
         found = q.tenants()
     except ConfigError:

@@ -92,7 +92,7 @@ function tiles(s, points) {
 }
 const parts = (text) => { const [n, unit] = text.split(" "); return [n, unit || ""]; };
 function lanesTable(label, rows, top) {
-  return table(label, ["*Key", "#Messages", "", "Oldest", "State"], rows.map((r) => [keyLink(r, 34), whole(r.depth), bar(r.depth, top, many(r.depth, "message")), el("time", {}, age(r.oldest_age_seconds)), chip(r.state)]), "No lane has messages.");
+  return table(label, ["*Key", "#Messages", "", "Oldest", "State"], rows.map((r) => [keyLink(r, 34), whole(r.depth), bar(r.depth, top, many(r.depth, "message")), el("time", {}, age(r.oldest_age_seconds)), el("div", {}, chip(r.state), r.reason ? el("span", { class: "note" }, " ", ...shown(cut(r.reason, 120))) : null)]), "No lane has messages.");
 }
 function workersTable(consumers, leases) {
   const running = consumers.filter((c) => c.kind !== "stream"), known = new Set(running.map((c) => c.name)), plainly = new Map();
