@@ -172,8 +172,7 @@ def _storage(
         raise InvalidArgument(f"on_config_mismatch must be 'warn', 'error' or 'update', not {on_mismatch!r}")
     if on_mismatch == "update" and read_only:
         raise InvalidArgument("on_config_mismatch='update' can't change a queue that is opened with read_only=True")
-    if on_event is not None and not callable(on_event):
-        raise InvalidArgument("on_event must be callable")
+    validate.hook("on_event", on_event)
     if clock is not None and not isinstance(clock, Clock):
         raise InvalidArgument("clock must have wall(), boot() and boot_id()")
     clock = clock or SystemClock()

@@ -21,8 +21,7 @@ from ._values.keys import Key, encode_key
 from ._values.stats import ReplicationStatus, Stats
 from ._values.tenants import TenantLimit, changed_limits
 from ._values.types import UNSET, Body, ContentHash, Event, Message, Receipt, SendOptions, Unset, to_send
-from .batch import Batch
-from .delivery import Delivery
+from .delivery import Batch, Delivery
 from .handle import DeliveryRef, states
 from .transaction import Transaction, transaction_of
 
@@ -810,7 +809,7 @@ class Queue:
             validate.whole("at", at, 1, HASH_MAX)
         validate.whole("parts", parts, 2, SHARDS_MAX)
         return self._storage.moving.split(
-            validate.whole("shard", shard, 0, SHARDS_MAX), at, parts, _progress(on_progress), bool(long_pause)
+            validate.whole("shard", shard, 0, SHARDS_MAX), at, parts, validate.hook("on_progress", on_progress), bool(long_pause)
         )
 
     def merge(
@@ -825,7 +824,7 @@ class Queue:
         """
         validate.whole("source", source, 0, SHARDS_MAX)
         return self._storage.moving.merge(
-            source, validate.whole("into", into, 0, SHARDS_MAX), _progress(on_progress), bool(long_pause)
+            source, validate.whole("into", into, 0, SHARDS_MAX), validate.hook("on_progress", on_progress), bool(long_pause)
         )
 
     def move(
@@ -851,7 +850,7 @@ class Queue:
         validate.whole("hi", hi, lo, HASH_MAX)
         if to is not None:
             validate.whole("to", to, 0, SHARDS_MAX)
-        return self._storage.moving.move(lo, hi, to, _progress(on_progress), bool(long_pause))
+        return self._storage.moving.move(lo, hi, to, validate.hook("on_progress", on_progress), bool(long_pause))
 
     def isolate(self, key: Key, *, long_pause: bool = False, on_progress: Callable[[int, int], object] | None = None) -> Moved:
         """Give a key a new shard of its own, while the queue runs, so that it shares no writer with other keys.
@@ -861,7 +860,7 @@ class Queue:
         Raises:
             InvalidArgument, ConfigError, MoveInProgress, MoveBlocked, StoreError: as for `split`.
         """
-        return self._storage.moving.isolate(encode_key(key), _progress(on_progress), bool(long_pause))
+        return self._storage.moving.isolate(encode_key(key), validate.hook("on_progress", on_progress), bool(long_pause))
 
     def cancel_move(self) -> bool:
         """Cancel the move that runs, or was left unfinished: what has moved comes back. Return whether there was one.
@@ -1246,9 +1245,8 @@ class Queue:
         path = validate.path_text(target, "target")
         if path == MEMORY:
             raise InvalidArgument("target must be the path of a directory: a queue in memory is private to its object")
-        if on_progress is not None and not callable(on_progress):
-            raise InvalidArgument("on_progress must be callable")
-        return self._storage.replicating.backup(Path(path), on_progress or (lambda _done, _bytes: None))
+        progress = validate.hook("on_progress", on_progress) or (lambda _done, _bytes: None)
+        return self._storage.replicating.backup(Path(path), progress)
 
     def check(self, fix: bool = False) -> list[Problem]:
         """Read the whole queue and return every broken invariant; an empty list if there is none.
@@ -1414,12 +1412,6 @@ class Queue:
             [('account-7', 500)]
         """
         return self._storage.reports.query(sql, params, _encoded(key))
-
-
-def _progress(on_progress: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:
-    if on_progress is not None and not callable(on_progress):
-        raise InvalidArgument("on_progress must be callable")
-    return on_progress
 
 
 def _encoded(key: Key | None) -> bytes | None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .._platform.files import real_path
 from .._store.api import HEADER_BYTES_FREE, MEMORY, Item, Options, header_bytes_max
@@ -19,6 +19,8 @@ from .._values.types import CONTENT_HASH, ContentHash, Message, Receipt
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+Hook = TypeVar("Hook")
 
 MESSAGES_MAX: Final = 100_000
 """The most messages of one receive."""
@@ -349,6 +351,13 @@ def item(body: object, given: Given, key: bytes, config: QueueConfig, wall: Call
         ),
     )
     return (key, body, options, None)
+
+
+def hook(name: str, value: Hook) -> Hook:
+    """Return a function that strictq calls, or None."""
+    if value is not None and not callable(value):
+        raise InvalidArgument(f"{name} must be callable, not {type(value).__name__}")
+    return value
 
 
 def several(value: Iterable[Any] | None) -> list[Any] | None:

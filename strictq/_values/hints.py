@@ -448,6 +448,8 @@ DECLARE_NULLABLE: Final = Coded("declare_nullable", "declare the column nullable
 READ_BATCH: Final = Coded("read_batch", "read dead letters and the history with spark.read")
 NAME_QUERY: Final = Coded("name_query", "name this query, and use the same name when restarting it, so that it continues")
 WITH_KEY_STATE: Final = Coded("with_key_state", "create it with key_state=True")
+GIVE_SESSION: Final = Coded("give_session", "pass a session: SparkSession.builder.getOrCreate()")
+GIVE_FRAME: Final = Coded("give_frame", "pass what spark.read or spark.readStream returned by load()")
 GIVE_QUEUE: Final = Coded("give_queue", "with strictq.open(...) as queue:")
 USE_WORKER: Final = Coded("use_worker", "use a strictq.Worker for it")
 SERVER_OPTIONS_PATH: Final = Coded("server_options_path", "use .options(**server.options), which includes the path")

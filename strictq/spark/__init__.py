@@ -48,15 +48,17 @@ def register(spark: SparkSession) -> None:
         spark: the session that reads and writes queues.
     Raises:
         MissingExtra: pyspark or pyarrow is not installed; nothing was changed.
+        InvalidArgument: it is not a session; nothing was changed.
         ConfigError: this pyspark is too old, or the interpreter of Spark's Python processes (PYSPARK_PYTHON) is missing, has
             another version than this program's, or lacks a package; nothing was changed. Only the driver's machine is checked.
     Source: docs/howto/spark.md
     """
     need_spark()
     from ._ack_listener import listen
-    from ._interpreter import require_interpreter
+    from ._interpreter import require_interpreter, require_session
     from .datasource import StrictqDataSource
 
+    require_session(spark)
     require_interpreter(spark)
     spark.dataSource.register(StrictqDataSource)
     spark.createDataFrame([], "nothing int")  # what makes a session active, in public

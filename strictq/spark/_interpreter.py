@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from .._values import hints
-from .._values.errors import ConfigError
+from .._values.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +26,16 @@ PROBE: Final = (
 )
 """A directory with a package's name, in the working directory, is found as well, but it has no origin."""
 _fit: Final[set[tuple[str, ...]]] = set()
+
+
+def require_session(spark: object) -> None:
+    """Refuse what is not a Spark session, classic or of Spark Connect.
+
+    Raises:
+        InvalidArgument: such as a SparkContext, or a builder.
+    """
+    if not hasattr(spark, "dataSource"):
+        raise InvalidArgument(f"spark must be a SparkSession, not {type(spark).__name__}", hint=hints.GIVE_SESSION)
 
 
 def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> None:

@@ -381,12 +381,14 @@ def pipeline(
         validate.microseconds("lease_seconds", lease_seconds, minimum=0.001)
     if consumer is not None:
         validate.name("consumer", consumer)
+    validate.hook("on_progress", on_progress)
     if frames == "pandas":
         need("pandas", "spark")
     from ._batches import prepared_schema
-    from ._interpreter import is_connect, require_interpreter
+    from ._interpreter import is_connect, require_interpreter, require_session
     from ._running import Stages
 
+    require_session(spark)
     if is_connect(spark):
         raise ConfigError("a pipeline can't run on Spark Connect; nothing was received", hint=hints.CLASSIC_SESSION)
 

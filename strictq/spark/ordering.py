@@ -30,13 +30,18 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
         order_by: the column that orders the rows of a key. The order of rows with equal values is undefined; NULL comes first.
         partitions: 1..1,000,000; None: `spark.sql.shuffle.partitions`.
     Raises:
-        InvalidArgument: a column is missing, repeated, or of a type without an order; or partitions is out of range.
+        InvalidArgument: df is not a DataFrame; a column is missing, repeated, or of a type without an order; or partitions is out
+            of range.
         MissingExtra: pyspark or pyarrow is not installed.
     Source: docs/explanation/spark.md
     """
     need_spark()
+    from pyspark.sql import DataFrame
+
     from ._sink_rows import BYTES, ORDERED, WHOLE
 
+    if not isinstance(df, DataFrame):
+        raise InvalidArgument(f"df must be a DataFrame, not {type(df).__name__}", hint=hints.GIVE_FRAME)
     for name in (key, order_by):
         found = [field.dataType for field in df.schema.fields if field.name == name]
         if len(found) != 1:

@@ -225,7 +225,7 @@ def serve(
     Source: docs/howto/spark-cluster.md
     """
     need_spark()
-    path = Path(real_path(queue.path if isinstance(queue, Queue) else queue))
+    path = Path(real_path(validate.path_text(queue.path if isinstance(queue, Queue) else queue, "queue")))
     known = Storage.facts(path)
     if known is None:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE)
@@ -233,10 +233,16 @@ def serve(
     validate.microseconds("wait_seconds", wait_seconds)
     if wait_seconds > 86_400:
         raise InvalidArgument(f"wait_seconds must be at most 86,400, not {wait_seconds!r}")
+    for name, text in (("host", host), ("announce", announce or host)):
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{name} must be a str, not {type(text).__name__}")
     if announce is None and host in _EVERYWHERE:
         raise InvalidArgument(f"executors can't connect to {host!r}", hint=hints.GIVE_ANNOUNCE)
     if token is not None:
         require_token(token)
+    for name, file in (("certificate", certificate), ("private_key", private_key), ("authority", authority)):
+        if file is not None:
+            validate.path_text(file, name)
     if certificate is None and (private_key is not None or authority is not None):
         raise InvalidArgument("private_key and authority need a certificate")
     tls, trusted = (None, None) if certificate is None else certified(WHAT, certificate, private_key, authority)

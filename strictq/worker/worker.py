@@ -244,8 +244,7 @@ class Worker:
             raise InvalidArgument(f"executor must be 'thread' or 'process', not {executor!r}")
         if breaker is not None and not isinstance(breaker, Breaker):
             raise InvalidArgument(f"breaker must be a Breaker or None, not {type(breaker).__name__}")
-        if on_event is not None and not callable(on_event):
-            raise InvalidArgument("on_event must be callable")
+        validate.hook("on_event", on_event)
         self._executor = executor
         if executor == "process":
             from .processes import require_sendable

@@ -34,7 +34,7 @@ NO_COMMAND = frozenset(
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures
     use_fake_clock machine_open after_commit inside_message types_are raise_instead use_job_execute batch_or_single
-    aware_datetime send_path share_handle json_body name_of_schedule key_and_seq
+    give_session give_frame aware_datetime send_path share_handle json_body name_of_schedule key_and_seq
     option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client
     filter_keys local_path on_disk one_path

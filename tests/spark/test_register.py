@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import strictq
 import strictq.spark
+from strictq import InvalidArgument
 from strictq._platform import extras as _extras
 from strictq.spark._interpreter import require_interpreter
+from tests.support.queues import Opener
 from tests.support.running import PATIENCE_SECONDS, ROOT
 
 if TYPE_CHECKING:
@@ -24,6 +27,25 @@ if TYPE_CHECKING:
 def test_registering_twice_does_no_harm(spark: SparkSession) -> None:
     strictq.spark.register(spark)
     strictq.spark.register(spark)
+
+
+@pytest.mark.parametrize("given", [None, "local", 5, strictq.QueueConfig()])
+def test_what_is_no_session_or_frame_is_refused(given: Any, disk: Opener) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "spark must be a SparkSession": lambda: strictq.spark.register(given),
+        "spark must be a SparkSession, not": lambda: strictq.spark.pipeline(given, disk(), process=print),
+        "df must be a DataFrame": lambda: strictq.spark.ordered(given),
+    }
+    for says, call in calls.items():
+        with pytest.raises(InvalidArgument, match=f"{says}.*{type(given).__name__}") as e:
+            call()
+        assert e.value.hint
+
+
+@pytest.mark.parametrize("given", [{"queue": None}, {"host": 5}, {"announce": 5}, {"certificate": 5}, {"token": 5}])
+def test_a_server_is_refused_what_is_no_text(given: dict[str, Any], queue_path: str) -> None:
+    with strictq.open(queue_path), pytest.raises(InvalidArgument):
+        strictq.spark.serve(**{"queue": queue_path, **given})
 
 
 def test_the_fast_settings_are_set(spark: SparkSession) -> None:
