@@ -69,8 +69,7 @@ from ._values.stats import (
 )
 from ._values.tenants import TenantLimit
 from ._values.types import CONTENT_HASH, Event, Message, Receipt
-from .batch import Batch
-from .delivery import Delivery, Lease
+from .delivery import Batch, Delivery, Lease
 from .handle import DeliveryRef
 from .opening import migrate, open_async, salvage
 from .opening import open as open

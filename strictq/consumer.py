@@ -14,7 +14,7 @@ from .delivery import Delivery
 if TYPE_CHECKING:
     from ._client.client import Client
     from ._client.receiving import Receiving
-    from .batch import Batch
+    from .delivery import Batch
 
 
 class Consumer:

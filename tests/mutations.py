@@ -586,7 +586,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a batch is acked whole only if all of it is in the list",
-        "strictq/batch.py",
+        "strictq/delivery.py",
         "        if self._elements != self._made or any(map(_STATE, self._made)):\n",
         "        if False:\n",
         ("tests/unit/test_batch.py",),

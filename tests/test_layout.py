@@ -24,7 +24,7 @@ LAYERS = [
     {"_store"},
     {"replication"},  # above the store's api; a queue configures it
     {"_client"},  # what a verb does; it knows none of the objects that users hold
-    {"batch", "consumer", "delivery", "handle", "transaction", "queue"},
+    {"consumer", "delivery", "handle", "transaction", "queue"},
     {"aio"},
     {"opening"},
     {"worker", "history", "remote"},

@@ -143,10 +143,10 @@ class Storage:
     """The messages of one queue, in its files or in memory, as one object of this process has them open."""
 
     __slots__ = (
-        "_moving", "_operate", "_reports", "_store", "bulk", "change_settings", "configure", "count_waiting", "define_app_schema",
-        "estimates", "hold_with_process", "join", "live", "notice", "receive", "recorded_batches", "refresh_settings",
-        "replicating", "require_open", "send_one", "set_estimates", "soonest", "transactions", "waker", "watch_workers",
-        "workers_are_watched",
+        "_moving", "_operate", "_reports", "_store", "ack_one", "bulk", "change_settings", "configure", "count_waiting",
+        "define_app_schema", "estimates", "hold_with_process", "join", "live", "notice", "receive", "recorded_batches",
+        "refresh_settings", "replicating", "require_open", "send_one", "set_estimates", "soonest", "transactions",
+        "waker", "watch_workers", "workers_are_watched",
     )  # fmt: skip
 
     def __init__(self, store: Store) -> None:
@@ -154,6 +154,7 @@ class Storage:
         # What the store does itself is not wrapped.
         self.require_open: Final = store.require_open
         self.send_one: Final = store.send_one
+        self.ack_one: Final = store.ack_one
         self.soonest: Final = store.soonest
         self.count_waiting: Final = store.count_waiting
         # Workers and joined loops.
@@ -401,13 +402,6 @@ class Storage:
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
         """Ack messages. Return the refused seqs of each settlement."""
         return self._settled(shard, batches, Shard.ack)
-
-    def ack_one(self, shard: int, held: Held, seq: int) -> Lost:
-        """Ack one message of a lease, in fewer steps. Return its refusal."""
-        try:
-            return self._store.shards[shard].ack_one(held, seq)
-        except Rerouted:
-            return self.ack(shard, [held.some((seq,))])[0]
 
     def ack_claimed(self, claimed: Claimed) -> list[Lost]:
         """Ack everything that a claim leased. Return the refused seqs of each lease; empty if there are none."""

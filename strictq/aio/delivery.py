@@ -14,8 +14,7 @@ from .._platform.lazy import LazyList
 from .._store.api import AppDatabase, TransactionName
 from .._values.errors import LeaseLost
 from .._values.keys import Key
-from ..batch import Batch
-from ..delivery import Delivery, Lease, MessageView
+from ..delivery import Batch, Delivery, Lease, MessageView
 from ..handle import DeliveryRef
 from ..transaction import Transaction
 from .threads import Calls

@@ -23,8 +23,8 @@ from .._values import hints
 from .._values.errors import InvalidArgument, StrictqError
 from .._values.keys import Key
 from .._values.types import Receipt
-from ..batch import Batch
 from ..consumer import Consumer
+from ..delivery import Batch
 from ..queue import OUTPUT_SECONDS, Queue
 from .delivery import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncTransaction
 from .threads import from_any_thread

@@ -206,7 +206,7 @@ def test_an_interrupt_behind_any_call_of_a_receive_leaves_nothing_leased(verb: s
             q.send_many([strictq.Message(b"", key=k) for k in "abb"])
             consuming = q.consume()
             try:
-                with InterruptBehindCalls(n, strictq._client.receiving, strictq.batch, receive, *public):
+                with InterruptBehindCalls(n, strictq._client.receiving, strictq.delivery, receive, *public):
                     handed = q.receive() if verb == "receive" else [next(consuming)]
             except KeyboardInterrupt:
                 interrupted += 1

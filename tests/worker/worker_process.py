@@ -19,8 +19,7 @@ import strictq
 from strictq import Queue, Worker
 from strictq._client.receiving import Receiving
 from strictq._client.settling import Settling
-from strictq.batch import Batch
-from strictq.delivery import Delivery
+from strictq.delivery import Batch, Delivery
 from tests.support.history import OK, Act, Recorder, Tx, Wanted
 from tests.support.recorded import Recorded, _sent
 from tests.support.stress_worker import KEYS

@@ -48,6 +48,7 @@ from ..disk.shared_flags import Waker, waker_of
 from ..disk.topology import Range
 from ..lane.ranges import Rerouted
 from ..shard import claiming, sending
+from ..shard.leases import Held, Lost
 from ..shard.messages import Item, Sent
 from ..shard.shard_file import CHECKPOINT_WAIT_SECONDS, KnownEmpty, Mover, Shard
 from ..shard.shard_lanes import ShardLanes
@@ -426,6 +427,14 @@ class Store(Routing):
         moved: dict[bytes, int] = {}
         sent = self.send(shard, [item], checked, moved)[0]
         return moved.get(item[0], shard.number), sent
+
+    def ack_one(self, shard: int, held: Held, seq: int) -> Lost:
+        """Ack one message of a lease, in fewer steps. Return its refusal."""
+        at = self.shards[shard]
+        try:
+            return at.ack_one(held, seq)
+        except Rerouted:
+            return self.at_owners(at, [held.key], lambda to, _: to.ack([held.some((seq,))]))[0]
 
     @property
     def tenancy(self) -> TenantRules | None:

@@ -15,8 +15,7 @@ from ..._platform.clock import MICROSECONDS, Clock
 from ..._values.config import QueueConfig
 from ..._values.errors import PartialFailure, StrictqError
 from ..._values.types import Message, Receipt
-from ...batch import Batch
-from ...delivery import Delivery
+from ...delivery import Batch, Delivery
 from ...handle import DeliveryRef
 from ...opening import open as open_queue
 from ...queue import Queue
