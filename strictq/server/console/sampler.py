@@ -125,8 +125,9 @@ class Sampler:
             else:
                 until = min(names_due, names_due if series is None else series.due)
                 self._more.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._more.wait(), max(until - now, 0.001))
+                with suppress(TimeoutError):  # wait_for of Python 3.11 would ignore a cancellation while it returns
+                    async with asyncio.timeout(max(until - now, 0.001)):
+                        await self._more.wait()
 
     async def _sample(self, name: str, series: Series) -> None:
         try:

@@ -166,6 +166,24 @@ def test_the_stream_carries_samples_and_ends_when_the_client_leaves(place: Path,
         asyncio.run(work())
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_sampling_ends_also_while_a_sample_is_asked_for(turns: int) -> None:
+    async def work() -> None:
+        sampler = Sampler(Queues())
+        task = asyncio.create_task(sampler.run())
+        await until(lambda: sampler._more._waiters)
+        sampler._more.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10.0)
+        was_ended = task.done()
+        task.cancel()
+        assert was_ended
+
+    asyncio.run(work())
+
+
 def test_a_queue_that_cannot_be_read_is_reported(place: Path) -> None:
     (place / "bad.strictq").mkdir()
     (place / "bad.strictq" / "queue.db").write_bytes(b"no database")
