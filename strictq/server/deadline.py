@@ -7,6 +7,7 @@ connections use up a server.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import Counter
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .counters import Counters
 from .guard import is_loopback
-from .parts import BODY_BYTES_MAX, HEADERS_BYTES_MAX
+from .parts import BODY_BYTES_MAX, HAS_GONE, HEADERS_BYTES_MAX
 
 _BUSY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 19\r\nretry-after: 1\r\n"
@@ -116,12 +117,21 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Note the end of the headers."""
         super().on_headers_complete()
+        self.scope[HAS_GONE] = self._client_has_gone  # type: ignore[typeddict-unknown-key]
         self._bytes_max = HEADERS_BYTES_MAX + BODY_BYTES_MAX
 
     def on_message_complete(self) -> None:
         """Note the last byte of a request."""
         super().on_message_complete()
         self._arriving = False
+
+    def _client_has_gone(self) -> bool:
+        """Return whether the client has closed its side of the connection, although the event loop may not have noticed yet."""
+        if self.transport.is_closing():
+            return True
+        connection = select.poll()
+        connection.register(self.transport.get_extra_info("socket"), select.POLLRDHUP)
+        return bool(connection.poll(0))
 
     def pause_writing(self) -> None:
         """Wait for the client to read its answer."""

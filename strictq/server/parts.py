@@ -18,6 +18,11 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
+HAS_GONE: Final = "strictq.has_gone"
+"""In the scope of a request, unless another server runs the application: a function that returns whether the client has gone.
+
+uvicorn drops an answer to such a client without an error.
+"""
 HEADERS_BYTES_MAX: Final = 64 << 10
 BODY_BYTES_MAX: Final = 8 << 20
 FIELDS_MAX: Final = 20

@@ -17,7 +17,7 @@ from ..._platform.log import log
 from ..._values import hints
 from ..._values.errors import ConfigError, InvalidArgument
 from ..counters import Counters
-from ..parts import BodyTooLarge, Receive, Scope, Send, ServerContext, body_of, lifespan, respond
+from ..parts import HAS_GONE, BodyTooLarge, Receive, Scope, Send, ServerContext, body_of, lifespan, respond
 from ..queues import CATALOG, Queues
 from . import wire
 from .actions import Act, Actions, Caller, ReceivedAnswer, refusal
@@ -216,6 +216,9 @@ class Endpoint:
                 written, extra = wire.error_json(error), (wire.error_header(error),)
             else:
                 written = wire.error_xml(error, request_id)
+        if answer and isinstance(answer, ReceivedAnswer) and scope.get(HAS_GONE, bool)():
+            answer.give_back()
+            return
         kind = wire.XML_TYPE if target is None else wire.JSON_TYPE
         try:
             await respond(send, status, written, kind, ((b"x-amzn-requestid", request_id.encode()), *extra))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strictq
+from strictq.server.app import Application
+from strictq.server.parts import ServerContext, ServerSettings
+from strictq.server.running import running
+from strictq.server.sqs import Endpoint
+from strictq.testing import FakeClock, SqsEndpoint
 from tests.server.sqs.asgi import Caller, bodies, calling
+from tests.support.running import until
 
 
 def poll(c: Caller, url: str, gone: asyncio.Event | None = None, **others: Any) -> asyncio.Task[Any]:
@@ -123,6 +132,30 @@ def test_what_was_received_for_a_client_that_has_gone_is_given_back(c: Caller) -
     got = c.receive(url, WaitTimeSeconds=20)
     assert bodies(got) == ["x"]
     assert got[0]["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+@pytest.mark.parametrize("fifo", [True, False])
+def test_a_receive_that_does_not_wait_takes_nothing_for_a_client_that_has_gone(fifo: bool) -> None:
+    endpoint = Endpoint(None, testing=True)
+    context = ServerContext(ServerSettings(port=0))
+    with running(Application([endpoint], context)) as server:
+        sqs = SqsEndpoint(server.url, FakeClock())
+        url = sqs.create_queue(fifo=fifo)
+        ids = {"MessageGroupId": "g", "MessageDeduplicationId": "1"} if fifo else {}
+        sqs.client.send_message(QueueUrl=url, MessageBody="x", **ids)
+        body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 0}).encode()
+        head = (
+            f"POST / HTTP/1.1\r\nhost: localhost\r\nx-amz-target: AmazonSQS.ReceiveMessage\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        sent = threading.Event()
+        assert endpoint._loop is not None
+        endpoint._loop.call_soon_threadsafe(sent.wait)  # so that the server reads the request when the client has gone
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+            client.sendall(head.encode() + body)
+        sent.set()
+        until(lambda: ("ReceiveMessage", 499) in context.counters.requests, "the request of the client that has gone")
+        (m,) = sqs.client.receive_message(QueueUrl=url, WaitTimeSeconds=20, AttributeNames=["All"])["Messages"]
+        assert m["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
 def test_a_batch_is_given_back(c: Caller) -> None:
