@@ -784,6 +784,13 @@ MUTATIONS = [
         ("tests/unit/test_tenants.py",),
     ),
     Mutation(
+        "tenants take turns once a claim leaves messages",
+        "strictq/_store/shard/claiming.py",
+        "memory.sole_tenant is None and self._first_listed() < NEVER",
+        "False",
+        ("tests/unit/test_tenants.py",),
+    ),
+    Mutation(
         "the depths of tenants are stored with the mark",
         "strictq/_store/shard/folding.py",
         "            tenant_depths.store(self._db, memory.counts)\n",

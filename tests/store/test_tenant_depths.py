@@ -10,8 +10,10 @@ import pytest
 from strictq import Message, Queue
 from strictq._store.lane import entries
 from strictq._store.lane.live_lane import LiveLane
+from strictq._store.lane.memory import ShardMemory, StoreLimits
 from strictq._store.lane.tenant_counts import TenantCounts
 from strictq._values.keys import encode_key
+from strictq._values.tenants import TenantRules
 from tests.support.folds import fold, narrow
 from tests.support.internals import store_of
 from tests.support.queues import Opener
@@ -51,13 +53,16 @@ def test_another_process_changes_the_separator(disk: Opener) -> None:
     assert depths(q) == depths(other) == truth(other) == {b"a/x": 2, b"b/x": 2, b"b/y": 2, b"c/z": 1}
 
 
-def test_the_name_that_turns_keep_at_a_lane_does_not_count() -> None:
-    """It may be of the separator before, or of one that counts do not have yet."""
+def test_lanes_forget_the_names_that_they_keep_once_counts_have_another_separator() -> None:
     key = encode_key("a/x-1")
-    lane = LiveLane(key, 0)
-    lane.tenant = b"a"
+    memory = ShardMemory(0, StoreLimits())
+    memory.take_turns(TenantRules("/", ()))
+    lane = memory.lanes[key] = LiveLane(key, 0)
+    assert lane.tenant_by(b"/") == b"a"
     counts = TenantCounts(b"-", [b"b", b"c"])
-    counts.arrived([lane, lane], [key, key], pending=2)
+    memory.count_tenants(counts)
+    assert memory.tenancy is None  # until the settings are read again
+    counts.arrived([lane, lane], pending=2)
     assert counts.changes == {b"a/x": 2}
     counts.apply((0, entries.ACK, *[None] * 8), [(lane, [1])])
     assert counts.changes == {b"a/x": 1}

@@ -8,9 +8,13 @@ those of the messages that arrived since are in `new`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
+from ..._values.tenants import tenant_of
 from .entries import LaneHolder
 
 Tried = tuple[int, int, int]
@@ -167,6 +171,13 @@ class LiveLane:
         self.tenant: bytes | None = None
 
     # ---- what it has
+
+    def tenant_by(self, separator: bytes) -> bytes:
+        """Return the name of its tenant. It is kept: memory forgets the names once the separator changes."""
+        name = self.tenant
+        if name is None:
+            name = self.tenant = tenant_of(self.key, separator)
+        return name
 
     @property
     def is_plain_and_empty(self) -> bool:
@@ -591,6 +602,26 @@ class LiveLane:
             [] if rare is None else rare.front,
             [] if rare is None else sorted(rare.waiting),
         )  # fmt: skip
+
+
+_TENANT_OF: Final = attrgetter("tenant")
+_LANE_OF: Final = itemgetter(0)
+_IDS_OF: Final = itemgetter(1)
+
+
+def tenants_of(lanes: Iterable[LiveLane], separator: bytes) -> list[bytes]:
+    """Return the tenant of each of some lanes, without a step of Python for each whose name is known."""
+    names = [*map(_TENANT_OF, lanes)]
+    return [lane.tenant_by(separator) for lane in lanes] if None in names else names
+
+
+def messages_of_tenants(
+    groups: Sequence[tuple[LiveLane, Sequence[int]]], separator: bytes
+) -> tuple[Counter[bytes], dict[bytes, int]]:
+    """Return how many messages each tenant has in groups, and how many in its last one."""
+    names = tenants_of([*map(_LANE_OF, groups)], separator)
+    sizes = [*map(len, map(_IDS_OF, groups))]
+    return Counter(chain.from_iterable(map(repeat, names, sizes))), dict(zip(names, sizes, strict=True))
 
 
 def dense_from(messages: Sequence[tuple[int, int]], tail: int) -> int:

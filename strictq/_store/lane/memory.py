@@ -40,7 +40,6 @@ FOREIGN_BODY_BYTES: Final = 256
 Group = tuple[LiveLane, list[int]]
 """A lane, and its messages that an entry names."""
 _ID_OF: Final = itemgetter(M_ID)
-_KEY_OF: Final = itemgetter(M_KEY)
 _BODY_OF: Final = itemgetter(M_BODY)
 _OPTS_OF: Final = itemgetter(M_OPTS)
 _run_all: Final = deque[Any](maxlen=0).extend
@@ -152,6 +151,12 @@ class ShardMemory:
         self.tenancy = tenancy
         self.order.take_turns(tenancy, self.lanes)
 
+    def count_tenants(self, counts: TenantCounts) -> None:
+        """Count what tenants have. Turns by another separator end: lanes keep the names of their tenants by this one."""
+        self.counts = counts
+        if self.tenancy is None or self.tenancy.separator != counts.separator:
+            self.take_turns(None)
+
     @property
     def sole_tenant(self) -> bytes | None:
         """The tenant of all unresolved messages, if the queue has tenants or sidelines. None: several have some, or none has."""
@@ -160,13 +165,13 @@ class ShardMemory:
         return COMMON if self.tenancy is not None and not self.tenancy.separator else None
 
     def _part_tenants(self, sole: bytes | None) -> None:
-        """Let tenants take turns from now on if several have messages.
+        """Let tenants take turns from now on, because several have messages. If few lanes are ready, that is left to claims.
 
         Args:
-            sole: the one that had all of them.
+            sole: the one that had all messages. None: several had some.
         """
         order = self.order
-        if sole is not None and order.tenancy is not None and order.turns is None and self.sole_tenant is None:
+        if order.tenancy is not None and order.turns is None and not order.is_short:
             order.begin_turns(sole, self.lanes)
 
     # ---- lanes
@@ -335,10 +340,7 @@ class ShardMemory:
             n -= bisect_right(rows, self.mark.counted_top, key=_ID_OF)
         if self.counts is not None and n:
             sole = self.counts.sole
-            whole = n == len(rows)
-            self.counts.arrived(
-                lanes if whole else lanes[-n:], [*map(_KEY_OF, rows if whole else rows[-n:])], self.totals.pending
-            )
+            self.counts.arrived(lanes if n == len(rows) else lanes[-n:], self.totals.pending)
             if self.counts.sole is None:
                 self._part_tenants(sole)
         self.totals.sends += n
@@ -575,7 +577,8 @@ class ShardMemory:
         if entry[1] != kinds.ACK:
             return False
         id_, kind, at, top, token, _, holder, data = entry
-        if data is None or len(data) != 8 or holder == kinds.DEAD or self.counts is not None:
+        counts = self.counts
+        if data is None or len(data) != 8 or holder == kinds.DEAD or (counts is not None and counts.leased is not None):
             return False
         arrival = int.from_bytes(data, "little", signed=True)
         row = self.rows.get(arrival) or self.old_rows.get(arrival)
@@ -619,6 +622,8 @@ class ShardMemory:
             self.gone.append((position, [arrival]))
         if id_ > mark.counted:
             self.totals.ended(kind, holder, at, 1)
+            if counts is not None:
+                counts.changes[lane.tenant_by(counts.separator)] -= 1
         return True
 
     @staticmethod

@@ -22,6 +22,7 @@ PLACE_BITS: Final = 20
 _MASK: Final = (1 << PLACE_BITS) - 1
 _STALE_MIN: Final = 4_096
 _ENDS_MIN: Final = 256
+_FEW: Final = 2_048
 
 
 def place_of_arrival(arrival: int) -> int:
@@ -45,8 +46,8 @@ class LaneOrder:
         ends: a heap of (deadline, serial, grant).
         front: the place that was taken last.
         tenancy: the turns of tenants, and what is sidelined. None: the queue has neither.
-        turns: the same while it lists the ready lanes, in place of `arrived`, `ready` and `ready_rest`. None: all are of one
-            tenant, and none or all of them are sidelined, so that they come by arrival alone.
+        turns: the same while it lists the ready lanes, in place of `arrived`, `ready` and `ready_rest`. None: they come by
+            arrival alone. Either all are of one tenant, or each claim takes all of them. None or all of them are sidelined.
     """
 
     __slots__ = (
@@ -77,6 +78,11 @@ class LaneOrder:
         if self.turns is not None:
             return self.turns.first() is not None or not self.turns.found
         return bool(self.arrived or self.ready or self.ready_rest.next < NEVER)
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether few lanes are listed, so that the tenant of each is soon found."""
+        return len(self.arrived) + len(self.ready) <= _FEW
 
     @property
     def is_throttled(self) -> bool:
@@ -157,15 +163,13 @@ class LaneOrder:
         """Let tenants take turns, or fresh lanes pass sidelined ones.
 
         Args:
-            sole: the tenant of all lanes so far. None: the tenant of each must be looked for, which takes a while.
+            sole: the tenant of all lanes so far. None: the tenant of each must be looked for.
         """
         turns = self.turns = self.tenancy
         assert turns is not None
-        entries = [*zip(self.arrived_at, self.arrived, strict=True), *self.ready]
-        if self.ready:
-            heapify(entries)
+        entries = sorted([*zip(self.arrived_at, self.arrived, strict=True), *self.ready])
         if sole is None:
-            turns.found = False
+            turns.found = self.ready_rest.next >= NEVER
             for place, key in entries:
                 if (lane := lanes.get(key)) is not None and lane.listed == place:
                     turns.list(place, lane)
@@ -174,11 +178,11 @@ class LaneOrder:
         self.arrived, self.arrived_at, self.ready = deque(), deque(), []
         self.ready_rest = RestCursor()
 
-    def end_turns(self, sole: bytes) -> None:
+    def end_turns(self, sole: bytes | None) -> None:
         """List lanes by arrival alone.
 
         Args:
-            sole: the tenant of all of them.
+            sole: the tenant of all ready ones. None: no lane is ready, loaded or at rest.
         """
         assert self.turns is not None
         found, self.turns = self.turns.found, None

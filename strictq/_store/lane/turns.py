@@ -14,13 +14,13 @@ Each lane that is ready is listed here or at rest, as in `order`. Entries are dr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from ..._values.tenants import COMMON, TenantRules, tenant_of
+from ..._values.tenants import TenantRules
 from .entries import NEVER
-from .live_lane import LiveLane
+from .live_lane import LiveLane, messages_of_tenants
 
 _STALE_MIN: Final = 4_096
 _MOVED_SINGLY: Final = 64
@@ -77,7 +77,7 @@ class ReadyLanes:
         self.ready = [] if ready is None else ready
         if rest is None:
             rest = RestCursor()
-            rest.next = NEVER
+            rest.after, rest.next = (NEVER, b""), NEVER
         self.rest = rest
         self.front = front
 
@@ -180,11 +180,8 @@ class Tenant:
     def sideline(self, mark: int) -> None:
         """Let lanes before a place be old ones. Lanes at rest are looked for again where that is needed."""
         if mark < self.mark:
-            fresh = ReadyLanes()
-            fresh.ready = [one for side in self.sides for one in side.ready]
-            heapify(fresh.ready)
-            fresh.rest.next, fresh.front = -NEVER, self.fresh.front
-            self.fresh, self.old = fresh, None
+            ready = sorted(one for side in self.sides for one in side.ready)
+            self.fresh, self.old = ReadyLanes(ready, RestCursor(), self.fresh.front), None
         fresh, ready, rest = self.fresh, self.fresh.ready, self.fresh.rest
         for _ in range(_MOVED_SINGLY):
             if not ready or ready[0][0] >= mark:
@@ -250,9 +247,7 @@ class TenantTurns:
 
     def of(self, lane: LiveLane) -> Tenant:
         """Return the tenant of a lane."""
-        name = lane.tenant
-        if name is None:
-            name = lane.tenant = tenant_of(lane.key, self._separator) if self._separator else COMMON
+        name = lane.tenant or lane.tenant_by(self._separator)
         return self.tenants.get(name) or self.named(name)
 
     def list(self, place: int, lane: LiveLane) -> None:
@@ -309,11 +304,17 @@ class TenantTurns:
         if tenant.may_have_some and tenant.turn is None and not tenant.blocked:
             self._begin(tenant)
 
-    def end(self, name: bytes) -> ReadyLanes:
-        """Return the lanes of the tenant that has all messages, none of them sidelined. No tenant takes turns any more."""
+    def end(self, name: bytes | None) -> ReadyLanes:
+        """Return the lanes of the tenant that has all ready ones, none of them sidelined. No tenant takes turns any more.
+
+        Args:
+            name: None: no lane is ready.
+        """
         for _, _, other in self.heap:
             other.turn = None
         self.heap = []
+        if name is None:
+            return ReadyLanes()
         tenant = self.named(name)
         lanes, tenant.fresh, tenant.turn, tenant.owed = tenant.fresh, ReadyLanes(), None, 0
         return lanes
@@ -401,19 +402,15 @@ class TenantTurns:
         if tenant.turn is not None:
             self._queue(tenant)
 
-    def charge_all(self, groups: Iterable[tuple[LiveLane, Sequence[int]]]) -> None:
+    def charge_all(self, groups: Sequence[tuple[LiveLane, Sequence[int]]]) -> None:
         """Note that the tenants of lanes get messages, as if one lane after the other were charged."""
         if not self._separator:
             return
-        got: dict[Tenant, int] = {}
-        last: dict[Tenant, int] = {}
-        for lane, ids in groups:
-            tenant, n = self.of(lane), len(ids)
-            got[tenant] = got.get(tenant, 0) + n
-            last[tenant] = n
-        for tenant, n in got.items():
+        got, last = messages_of_tenants(groups, self._separator)
+        for name, n in got.items():
+            tenant = self.tenants.get(name) or self.named(name)
             weight = self.weight_of(tenant)
-            self.clock = max(self.clock, tenant.time + (n - last[tenant]) / weight)
+            self.clock = max(self.clock, tenant.time + (n - last[name]) / weight)
             tenant.time += n / weight
             if tenant.turn is not None:
                 self._queue(tenant)

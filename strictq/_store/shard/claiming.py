@@ -156,8 +156,9 @@ class Claiming:
         self._charged, self._owed = {}, []
         if self._memory.unplaced:
             self._loader.place_all()
-        if self._memory.order.tenancy is not None:
-            self._settle_turns(self._memory.order.tenancy, now)
+        tenancy = self._memory.order.tenancy
+        if tenancy is not None and (self._memory.order.turns is not None or tenancy.rules.withholds_some):
+            self._settle_turns(tenancy, now)
         turns = self._memory.order.turns
         if turns is not None:
             self._leased = Counter()
@@ -171,6 +172,7 @@ class Claiming:
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
         bounded = request.arrived_to is not None
         sized = unsized = 0
+        drained = False
         if self._is_something_over(now):
             self._list_what_is_over(now)
         named = iter(self._in_order(request.keys, request.placed)) if request.keys is not None else None
@@ -198,6 +200,7 @@ class Claiming:
                     continue
             lane = self._next() if named is None else self._next_of(named, now)
             if lane is None:
+                drained = named is None
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
             if turns is not None and named is None and (limit := self._permitted(turns, lane, limit, room)) == 0:
@@ -250,14 +253,23 @@ class Claiming:
             self._use_permit(0)
             if bytes_left is not None and self._used:
                 self._return_cut(turns, groups)
+            if drained and not turns.rules.withholds_some:
+                self._memory.order.end_turns(None)
+        elif named is None and not bounded and self._is_contended():
+            self.refuse()
+            self._memory.order.begin_turns(None, self._memory.lanes)
+            return self.plan(request, now, config, tx)
         return groups
+
+    def _is_contended(self) -> bool:
+        """Return whether several tenants have messages, and the plan leaves some that are ready, so that turns matter."""
+        memory = self._memory
+        return memory.order.tenancy is not None and memory.sole_tenant is None and self._first_listed() < NEVER
 
     def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:
         """Let tenants take turns only while that is another order than that of arrival: it costs more for each lane."""
         memory, rules = self._memory, tenancy.rules
         order, sole = memory.order, memory.sole_tenant
-        if order.turns is None and sole is not None and not rules.sidelines and not rules.limits_deliveries:
-            return
         if (before := tenancy.mark_time(now)) is not None:
             self._loader.require_snapshot()
             tenancy.move_mark(place_of_arrival(self._loader.log.sent_before(before, memory.top) + 1), before)
@@ -470,7 +482,7 @@ class Claiming:
         """Find the next lanes at rest in each index, and the next ends of delays and leases."""
         order, lanes = self._memory.order, self._memory.lanes
         order.drop_past(lanes)
-        if order.tenancy is not None:
+        if order.tenancy is not None and (order.turns is not None or order.tenancy.rules.withholds_some):
             self._settle_turns(order.tenancy, now)
         if order.turns is not None:
             order.turns.unblock(self._store.rates.now())
@@ -577,9 +589,14 @@ class Claiming:
     def first_place(self, name: bytes, now: int) -> int:
         """Return the place of a tenant's first ready lane; NEVER: it has none. Memory agrees with the file."""
         self.look_ahead(now)
-        turns = self._memory.order.turns
-        if turns is None:
-            return self._first_listed() if name == self._memory.sole_tenant else NEVER
+        memory, order = self._memory, self._memory.order
+        if order.turns is None and memory.sole_tenant is not None:
+            return self._first_listed() if name == memory.sole_tenant else NEVER
+        if order.turns is None:
+            order.begin_turns(None, memory.lanes)
+            self.look_ahead(now)
+        turns = order.turns
+        assert turns is not None
         tenant = turns.tenants.get(name)
         if tenant is None:
             return NEVER

@@ -433,7 +433,9 @@ class ShardLanes:
         elif memory.counts is not None and memory.counts.separator == separator:
             memory.counts.forget_depths(tenant_depths.some(self.db))
         else:
-            memory.counts = TenantCounts(separator, tenant_depths.some(self.db))
+            memory.count_tenants(TenantCounts(separator, tenant_depths.some(self.db)))
+            if memory.tenancy is None:
+                self._separated = None
             if memory.tenancy is not None and memory.tenancy.limits_keys:
                 self.leases()
 
