@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from strictq import Queue
-from strictq.testing import FakeClock
+from strictq.testing import FakeClock, SqsEndpoint, sqs_endpoint
 from tests.support import timekeeping
 from tests.support.injection import receive_waits_for_busy_shards
 from tests.support.queues import KINDS, Kind, Opener
@@ -177,6 +177,15 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def q(make: Opener) -> Queue:
     """A queue with the default configuration, of each kind."""
     return make()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[SqsEndpoint]:
+    """An SQS endpoint of this process, whose credentials are in the environment."""
+    with sqs_endpoint() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
 
 
 @pytest.fixture(scope="session")

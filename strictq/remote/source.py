@@ -40,7 +40,7 @@ REASON: Final = "strictq-reason"
 class SqsSource:
     """The source of a worker on a RemoteQueue. See worker/source.py for its methods.
 
-    One lock guards all its state. `fetch_once` and `settle_once` each make one request; the threads call them again and again.
+    One lock guards all its state. `fetch` and `settle_batch` each make one request; the threads call them again and again.
     """
 
     capabilities: Final = frozenset({HOLDING})
@@ -128,8 +128,8 @@ class SqsSource:
         settings = self._settings
         try:
             for kind, number, threads, work in (
-                ("fetch", settings.fetchers, self._fetching, self._fetch),
-                ("settle", settings.settlers, self._settling, self._settle),
+                ("fetch", settings.fetchers, self._fetching, self.fetch),
+                ("settle", settings.settlers, self._settling, self.settle_batch),
             ):
                 for n in range(number):
                     thread = threading.Thread(target=self._loop, args=(work,), name=f"strictq-sqs-{kind}-{n}", daemon=True)
@@ -198,41 +198,23 @@ class SqsSource:
         except BaseException as e:
             self._crash(e)
 
-    def _fetch(self) -> bool:
-        """Wait until something is wanted, and receive. Return False at the end."""
+    def fetch(self, *, wait: bool = True) -> bool:
+        """Wait until something is wanted, and receive once. Return False at the end, or without a wait if nothing is wanted."""
         with self._lock:
             while (request := self._next_receive()) is None:
-                if self._receives.stopping:
+                if not wait or self._receives.stopping:
                     return False
                 self._wanted.wait(min(self._receives.wait_seconds(self.clock()) or LOOK_SECONDS, LOOK_SECONDS))
         self._receive(request)
         return True
 
-    def _settle(self) -> bool:
-        """Wait until something is to be settled, and do it. Return False at the end."""
+    def settle_batch(self, *, wait: bool = True) -> bool:
+        """Wait until something is to be settled, and send a batch. Return False at the end, or without a wait if nothing is."""
         with self._lock:
             while (batch := self._next_batch()) is None:
-                if self._ended:
+                if not wait or self._ended:
                     return False
                 self._handed.wait(min(max(self._settlements.wait_seconds(self.clock()), 0.001), LOOK_SECONDS))
-        self._send(batch)
-        return True
-
-    def fetch_once(self) -> bool:
-        """Receive once. Return False if nothing is wanted now."""
-        with self._lock:
-            request = self._next_receive()
-        if request is None:
-            return False
-        self._receive(request)
-        return True
-
-    def settle_once(self) -> bool:
-        """Send one batch. Return False if there is none now."""
-        with self._lock:
-            batch = self._next_batch()
-        if batch is None:
-            return False
         self._send(batch)
         return True
 
@@ -279,7 +261,7 @@ class SqsSource:
                 self._wanted.notify()  # there may be enough for one more receive at a time
             ended = self._ended
         self._wake()
-        while ended and self.settle_once():  # the settlers have ended, so this thread returns what it received
+        while ended and self.settle_batch(wait=False):  # the settlers have ended, so this thread returns what it received
             pass
         return bool(lanes)
 

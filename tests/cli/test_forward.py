@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import strictq
-from strictq.testing import SqsEndpoint, sqs_endpoint
+from strictq.testing import SqsEndpoint
 from tests.cli.test_send import summary
 from tests.support.command import in_process, json_lines
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[SqsEndpoint]:
-    with sqs_endpoint() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        yield running
 
 
 def url_of(endpoint: SqsEndpoint, name: str) -> str:

@@ -88,13 +88,13 @@ class Rig:
         """Say how much is wanted, receive once if the source wants to, and take what came."""
         source = source or self.source
         found = list(source.take(room, 8))
-        if not found and source.fetch_once():
+        if not found and source.fetch(wait=False):
             found = list(source.take(room, 8))
         return found  # type: ignore[return-value]
 
     def settle(self, source: SqsSource | None = None) -> None:
         """Send everything that can be sent now."""
-        while (source or self.source).settle_once():
+        while (source or self.source).settle_batch(wait=False):
             pass
 
     def ack(self, *deliveries: RemoteDelivery) -> None:
@@ -187,15 +187,15 @@ def test_how_many_messages_a_receive_asks_for(name: str, room: int, asked: int) 
 
 def test_nothing_is_received_that_is_not_wanted(rig: Rig) -> None:
     rig.send("1", "2", "3")
-    assert not rig.source.fetch_once()
+    assert not rig.source.fetch(wait=False)
     assert texts(rig.take(2)) == ["1", "2", "3"]  # a group comes as a whole
     rig.send("4", group="b")
     rig.source.take(1, 8)
-    assert rig.source.fetch_once()
-    assert not rig.source.fetch_once()  # one came, and it is not taken yet
+    assert rig.source.fetch(wait=False)
+    assert not rig.source.fetch(wait=False)  # one came, and it is not taken yet
     assert texts(rig.take(1)) == ["4"]
     rig.source.take(0, 8)
-    assert not rig.source.fetch_once()
+    assert not rig.source.fetch(wait=False)
 
 
 def test_more_than_one_receive_at_a_time_only_while_answers_are_full() -> None:
@@ -206,10 +206,10 @@ def test_more_than_one_receive_at_a_time_only_while_answers_are_full() -> None:
     assert receives.next(0.0, alone=False) is not None
     assert receives.next(0.0, alone=False) is None  # one is under way, and nothing is known of more messages
     receives.flying = 0
-    assert rig.source.fetch_once()  # ten
+    assert rig.source.fetch(wait=False)  # ten
     assert [receives.next(0.0, alone=False) is not None for _ in range(3)] == [True, True, True]
     receives.flying = 0
-    assert rig.source.fetch_once()  # five
+    assert rig.source.fetch(wait=False)  # five
     assert receives.next(0.0, alone=False) is not None
     assert receives.next(0.0, alone=False) is None
 
@@ -481,7 +481,7 @@ def test_receives_wait_longer_and_longer(rig: Rig, quick: None, fault: Any, capl
     at: list[float] = []
     with caplog.at_level(logging.WARNING, "strictq.remote"):
         for _ in range(600):
-            if rig.source.fetch_once():
+            if rig.source.fetch(wait=False):
                 at.append(rig.source.clock())
             rig.clock.advance(0.1)
         waits = [round(b - a, 1) for a, b in itertools.pairwise(at)]
@@ -490,7 +490,7 @@ def test_receives_wait_longer_and_longer(rig: Rig, quick: None, fault: Any, capl
         assert len(caplog.records) == 2
         rig.sqs.heal()
         rig.clock.advance(21)
-        rig.source.fetch_once()
+        rig.source.fetch(wait=False)
     assert len(caplog.records) == 3
     assert rig.told == ["worker_source_failed", "worker_source_works"]
     assert not rig.crashed
@@ -580,9 +580,9 @@ def test_parked_lanes_are_demand_that_is_met(rig: Rig) -> None:
     rig.source.began(d)
     rig.clock.advance(31)
     rig.take(1)
-    assert not rig.source.fetch_once()
+    assert not rig.source.fetch(wait=False)
     rig.source.take(2, 8)
-    assert rig.source.fetch_once()
+    assert rig.source.fetch(wait=False)
 
 
 # ---- innocent messages in the dead-letter queue
@@ -647,7 +647,7 @@ def test_a_suspect_runs_when_nothing_else_is_held_and_nothing_is_received_meanwh
     rig.send("y", group="y")
     before = rig.source.changed()
     assert rig.take() == []
-    assert (rig.source.fetch_once(), rig.source.again_seconds) == (False, 1.0)
+    assert (rig.source.fetch(wait=False), rig.source.again_seconds) == (False, 1.0)
     rig.ack(x)
     assert rig.take() == []  # its delete is not confirmed
     rig.settle()
@@ -891,7 +891,7 @@ def test_a_return_is_not_undone_by_an_extension_under_way(rig: Rig) -> None:
     (d,) = rig.take()
     rig.clock.advance(16)
     rig.sqs.inject(meanwhile(before=lambda: rig.source.release([d])), "change_message_visibility_batch")
-    assert rig.source.settle_once()
+    assert rig.source.settle_batch(wait=False)
     rig.settle()
     assert [[each["VisibilityTimeout"] for each in call.entries] for call in rig.sqs.made("change_message_visibility_batch")] == [
         [30],
@@ -966,7 +966,7 @@ def test_only_held_lanes_of_some_keys_can_be_taken(rig: Rig) -> None:
     rig.send("1", group="a")
     rig.send("2", group="b")
     rig.source.take(10, 8)
-    rig.source.fetch_once()
+    rig.source.fetch(wait=False)
     assert texts(rig.source.take(1, 1, ["b"])) == ["2"]  # type: ignore[arg-type]
     assert texts(rig.source.take(1, 1)) == ["1"]  # type: ignore[arg-type]
 
@@ -1088,7 +1088,7 @@ def test_ten_attributes_leave_no_room_for_the_reason() -> None:
 def polling(rig: Rig) -> Callable[[], None]:
     """Let a receive of another thread wait for messages. Return what ends it."""
     rig.wait_in_polls()
-    thread = threading.Thread(target=rig.source.fetch_once, daemon=True)
+    thread = threading.Thread(target=lambda: rig.source.fetch(wait=False), daemon=True)
     thread.start()
     until(lambda: rig.requests("receive_message") == 2)
 
@@ -1162,19 +1162,19 @@ def test_a_long_poll_that_found_nothing_proves_that_there_is_nothing(rig: Rig) -
     rig.send("1")
     (d,) = rig.take()
     rig.source.take(10, 8)
-    assert rig.source.fetch_once()  # empty, but a message is held
+    assert rig.source.fetch(wait=False)  # empty, but a message is held
     assert rig.sqs.made("receive_message")[-1].params["WaitTimeSeconds"] == 0
     assert not rig.source.drained
     rig.ack(d)
     rig.clock.advance(1)
-    assert rig.source.fetch_once()
+    assert rig.source.fetch(wait=False)
     assert not rig.source.drained  # its delete is not confirmed
     rig.settle()
     rig.clock.advance(2)
-    assert rig.source.fetch_once()
+    assert rig.source.fetch(wait=False)
     assert rig.sqs.made("receive_message")[-1].params["WaitTimeSeconds"] == 1
     assert rig.source.drained
-    assert not rig.source.fetch_once()  # the run ends now
+    assert not rig.source.fetch(wait=False)  # the run ends now
 
 
 @pytest.mark.parametrize("poll", [0, 5])
@@ -1184,7 +1184,7 @@ def test_what_goes_back_is_looked_for_once_more(poll: int) -> None:
     rig.send("1")
     (d,) = rig.take()
     rig.source.take(10, 8)
-    rig.source.fetch_once()
+    rig.source.fetch(wait=False)
     assert rig.sqs.made("receive_message")[-1].params["WaitTimeSeconds"] == min(poll, 1)  # a draining run does not wait longer
     rig.source._receives.proven = True
     rig.source.release([d])
@@ -1200,7 +1200,7 @@ def test_short_polls_that_find_nothing_become_rarer(rig: Rig, quick: None) -> No
     rig.source.take(10, 8)
     asked = 0
     for _ in range(200):
-        asked += rig.source.fetch_once()
+        asked += rig.source.fetch(wait=False)
         rig.clock.advance(0.05)
     assert 10 <= asked <= 16
 
@@ -1212,12 +1212,12 @@ def test_a_stop_returns_what_was_not_taken(rig: Rig) -> None:
     rig.send("1", "2")
     rig.send("3", group="b")
     rig.source.take(10, 8)
-    rig.source.fetch_once()
+    rig.source.fetch(wait=False)
     rig.source.stop_receiving()
     rig.source.stop_receiving()
     rig.settle()
     assert rig.visible() == ["1", "2", "3"]
-    assert not rig.source.fetch_once()
+    assert not rig.source.fetch(wait=False)
 
 
 def test_a_stop_returns_what_is_held_for_the_rest_of_its_delay(rig: Rig) -> None:
@@ -1236,7 +1236,7 @@ def test_a_stop_returns_what_is_held_for_the_rest_of_its_delay(rig: Rig) -> None
 def test_what_a_receive_returns_after_the_stop_goes_back(rig: Rig) -> None:
     rig.source.take(10, 8)
     rig.sqs.inject(meanwhile(before=lambda: (rig.send("1"), rig.source.stop_receiving())), "receive_message")
-    rig.source.fetch_once()
+    rig.source.fetch(wait=False)
     assert rig.visible() == []
     rig.settle()
     assert rig.visible() == ["1"]

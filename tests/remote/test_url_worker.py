@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,8 @@ import pytest
 
 import strictq
 from strictq import App, Worker
-from strictq.testing import SqsEndpoint, sqs_endpoint
+from strictq.testing import SqsEndpoint
 from tests.support.command import in_process, json_lines
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[SqsEndpoint]:
-    with sqs_endpoint() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        yield running
 
 
 def filled(endpoint: SqsEndpoint, name: str, *messages: tuple[str, str]) -> str:
