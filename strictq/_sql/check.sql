@@ -18,7 +18,7 @@ SELECT h.consumer, h.n, h.state, c.last, c.acked, c.floor FROM handout h LEFT JO
 WHERE c.name IS NULL OR h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
 -- name: recorded_batch_blocks
--- check and recorded_batches, rule recorded_batch: the counts in a batch's row, and those of its blocks.
+-- checking and filling, rule recorded_batch: the counts in a batch's row, and those of its blocks.
 SELECT h.consumer, h.n, h.state, h.messages, h.bytes, count(b.part), ifnull(sum(b.messages), 0), ifnull(sum(length(b.data)), 0),
        ifnull(max(b.part), -1) FROM handout h LEFT JOIN handout_block b ON b.consumer = h.consumer AND b.n = h.n
 GROUP BY h.consumer, h.n;

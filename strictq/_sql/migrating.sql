@@ -107,32 +107,32 @@ INSERT INTO main.message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
 DELETE FROM main.meta WHERE name = ?;
 
 -- name: read_counter
--- counters: the counter row of formats 1 and 2.
+-- shard_identity: the counter row of formats 1 and 2.
 SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, next_deadline, lanes,
        pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
 FROM counter;
 
 -- name: epoch
--- counters: the epoch of the last write of formats 1 and 2 that began one.
+-- shard_identity: the epoch of the last write of formats 1 and 2 that began one.
 SELECT epoch FROM counter;
 
 -- name: has_logs
--- counters: whether the shard has format 2.
+-- shard_identity: whether the shard has format 2.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 
 -- name: last_counted_time
--- counters: queue time of the last write of format 1.
+-- shard_identity: queue time of the last write of format 1.
 SELECT last_time FROM counter;
 
 -- name: last_time
--- counters: queue time of the last write of format 2. Indexes: rowids.
+-- shard_identity: queue time of the last write of format 2. Indexes: rowids.
 SELECT max(last_time, ifnull((SELECT at FROM journal ORDER BY id DESC LIMIT 1), 0),
            ifnull((SELECT sent_at FROM inbox ORDER BY id DESC LIMIT 1), 0)) FROM counter;
 
 -- name: counted_as_issued
--- counters: the newest arrival number and outbox number of format 1.
+-- shard_identity: the newest arrival number and outbox number of format 1.
 SELECT last_id, last_outbox FROM counter;
 
 -- name: issued
--- counters: the newest arrival number and outbox number of format 2. Index: rowid.
+-- shard_identity: the newest arrival number and outbox number of format 2. Index: rowid.
 SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)), last_outbox FROM counter;

@@ -37,36 +37,36 @@ SELECT id, attempts FROM trouble WHERE attempts > 0;
 DELETE FROM trouble WHERE id NOT IN (SELECT id FROM message);
 
 -- name: add_consumer
--- recorded_batches.settle: a consumer whose row is lost. Takes its name, and its newest batch twice.
+-- filling.settle_recorded_batches: a consumer whose row is lost. Takes its name, and its newest batch twice.
 INSERT INTO consumer VALUES (?, 0, ?, ?, 0);
 
 -- name: add_released
--- recorded_batches.settle: a batch whose row is lost. Takes consumer, n.
+-- filling.settle_recorded_batches: a batch whose row is lost. Takes consumer, n.
 INSERT INTO handout VALUES (?, ?, 'released', 0, 0, 0, 0);
 
 -- name: recorded_batches_unknown
--- recorded_batches.settle: consumers without a row, and the last of their batches.
+-- filling.settle_recorded_batches: consumers without a row, and the last of their batches.
 SELECT consumer, max(n) FROM handout WHERE consumer NOT IN (SELECT name FROM consumer) GROUP BY consumer;
 
 -- name: recorded_batches_of
--- recorded_batches.settle: every batch of a consumer. Index: primary key.
+-- filling.settle_recorded_batches: every batch of a consumer. Index: primary key.
 SELECT n, state FROM handout WHERE consumer = ?;
 
 -- name: recorded_batches_beyond
--- recorded_batches.settle: batches that are inconsistent with their consumer's row.
+-- filling.settle_recorded_batches: batches that are inconsistent with their consumer's row.
 SELECT h.consumer, h.n FROM handout h JOIN consumer c ON c.name = h.consumer
 WHERE h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
 -- name: empty_recorded_batch
--- recorded_batches: a released batch has no messages. Takes consumer, n. Index: primary key.
+-- filling: a released batch has no messages. Takes consumer, n. Index: primary key.
 UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
 
 -- name: drop_blocks
--- recorded_batches.settle: delete blocks of released batches, and blocks without a batch. Reads all.
+-- filling.settle_recorded_batches: delete blocks of released batches, and blocks without a batch. Reads all.
 DELETE FROM handout_block WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_rejected
--- recorded_batches.settle: delete rejected messages of batches that can no longer be read. Reads all.
+-- filling.settle_recorded_batches: delete rejected messages of batches that can no longer be read. Reads all.
 DELETE FROM handout_rejected WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: columns

@@ -9,6 +9,6 @@ The rooms, top floor first. Each imports only rooms below it; tests/test_layout.
 - `shard`: one shard. Plan, append, apply; fold and load. `migrating`: shards of format 2 become shards of this format.
 - `catalog`: queue.db, and what a shard says of itself.
 - `commit`: transactions, group commit, checkpoints. It does not know what lanes are.
-- `tables`, `log`: rows at rest, rows of the journal. `lane`: the rules of a lane, without SQL.
+- `tables`: rows of the journal, and rows at rest. `lane`: the rules of a lane, without SQL.
 - `disk`: files, the WAL, pages, checksums, locks.
 """

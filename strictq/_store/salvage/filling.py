@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 import attrs
 
-from ..._sql import LOG, LOOKS, SALVAGE, SHARD, TABLES, insert_into
+from ..._sql import CHECK, LOG, LOOKS, RECORDED_BATCHES, SALVAGE, SHARD, TABLES, insert_into
 from ..._values.findings import LostRange
 from ..._values.hashing import hash_key
 from ..._values.keys import decode_key, is_keyless, keyless_lane, shared_key
@@ -29,12 +29,11 @@ from ..lane import entries as kinds
 from ..lane.entries import TOKEN_BITS, Entry
 from ..lane.live_lane import LaneAtRest
 from ..lane.totals import RunningTotals, StoredMark
-from ..log.log_rows import LogRows
 from ..shard.checking import is_key
 from ..shard.loading import parked_key
 from ..tables import dead, gone, mark, outputs, parcels
 from ..tables.lane_rows import LaneRows
-from . import recorded_batches
+from ..tables.log_rows import LogRows
 from .known import BACK, DIED, ENDED, INVALID, Journal, KnownLane, arrange, of_row
 from .owning import Owned
 from .reading import ShardPages
@@ -138,7 +137,7 @@ class Filling:
             self._put(table, chain(pages.whole_rows(table), (row[:columns] for row in rows)))
         self._save_outputs()
         self._save_ranges()
-        hole = recorded_batches.copy(pages, self._put)
+        hole = copy_recorded_batches(pages, self._put)
         self._save_outbox()
         journal = self._read_journal(lanes)
         self._decide(journal)
@@ -504,7 +503,7 @@ class Filling:
                 present = set(lane.arrivals)
                 leased[grant.token] += sum(i in present for _, i in lane.live.leased())
         self._run("BEGIN IMMEDIATE")
-        still = recorded_batches.settle(self._db, self._note, leased, hole=hole)
+        still = settle_recorded_batches(self._db, self._note, leased, hole=hole)
         self._commit()
         for lane in journal.lanes.values():
             grant = lane.live.grant
@@ -562,3 +561,60 @@ class Filling:
             key = next((key for n in range(KEYS_TRIED) if self._part.owns(hash_key(key := keyless_lane(n)))), keyless_lane(0))
             self._run(SALVAGE.add_newest, (top, key))
             gone.write(db, self._part.shard, top >> gone.BUCKET_BITS, 1 << (top & gone.BUCKET_MASK))
+
+
+Put = Callable[[str, Iterable[Row]], None]
+MARKERS_MAX: Final = 10_000
+
+
+def copy_recorded_batches(pages: ShardPages, put: Put) -> bool:
+    """Copy all readable rows. Return whether the list of batches has a hole."""
+    for table in ("consumer", "handout", "handout_block", "handout_rejected"):
+        put(table, pages.whole_rows(table))
+    return bool(pages.holes["handout"]) and not pages.is_lost
+
+
+def settle_recorded_batches(
+    db: apsw.Connection, note: Callable[[str], None], leased: Mapping[int, int], *, hole: bool
+) -> frozenset[int]:
+    """Release incomplete batches. Return the tokens of those that stay open.
+
+    Args:
+        leased: by token, how many messages are left of the lease of a batch.
+    """
+    run: Any = db.execute
+    for name, last in run(SALVAGE.recorded_batches_unknown).fetchall():
+        # The consumer's row is lost: all that is known is that these batch numbers were issued.
+        run(SALVAGE.add_consumer, (name, last, last))
+    broken = set(run(SALVAGE.recorded_batches_beyond).fetchall())
+    for name, n, _, messages, size, blocks, packed, stored, newest in run(CHECK.recorded_batch_blocks).fetchall():
+        if (messages, size, blocks) != (packed, stored, newest + 1):
+            broken.add((name, n))
+    for name, n, state, token, messages, rejected in run(LOOKS.recorded_batches).fetchall():
+        if state == "open" and messages != leased.get(token, 0) + rejected:
+            broken.add((name, n))
+    for name, _, last, _, floor in run(RECORDED_BATCHES.consumers).fetchall():
+        known: dict[int, Any] = dict(run(SALVAGE.recorded_batches_of, (name,)).fetchall())
+        _release(run, name, {n for n in known if (name, n) in broken or hole}, known, note)
+        if hole:
+            first = max(floor + 1, last - MARKERS_MAX)
+            for n in range(first, last + 1):
+                if n not in known:
+                    run(SALVAGE.add_released, (name, n))
+            run(RECORDED_BATCHES.set_acked, (last, name))
+            note(f"batches of consumer {name!r} are lost: none of {first} to {last} can be read")
+    run(SALVAGE.drop_blocks)
+    run(SALVAGE.drop_rejected)
+    return frozenset(token for _, _, state, token, *_ in run(LOOKS.recorded_batches).fetchall() if state == "open")
+
+
+def _release(run: Any, name: str, broken: set[int], known: dict[int, Any], note: Callable[[str], None]) -> None:
+    """Release the broken batches, and open ones before a broken one: a consumer's batches are acked in order."""
+    last_open = max((n for n in broken if known[n] == "open"), default=0)
+    for n in sorted(broken | {n for n, state in known.items() if state == "open" and n <= last_open}):
+        if known[n] != "released":
+            rest = ", and its messages are ready again" if known[n] == "open" else ""
+            note(f"batch {n} of consumer {name!r} is incomplete and cannot be read{rest}")
+        run(RECORDED_BATCHES.give_up, (name, n))
+        run(SALVAGE.empty_recorded_batch, (name, n))
+        run(RECORDED_BATCHES.set_acked, (n, name))

@@ -14,9 +14,9 @@ from typing import Final
 import apsw
 
 from ..lane.entries import FOLD
-from ..log.log_rows import LogRows
 from ..tables import gone, mark, tenant_depths, turn_rows
 from ..tables.lane_rows import LaneRows
+from ..tables.log_rows import LogRows
 from .loading import Loader
 
 WORK_PER_WINDOW: Final = 6

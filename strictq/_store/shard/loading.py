@@ -17,8 +17,8 @@ from ..lane.entries import Entry, decode_groups, decode_keys, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_DUE, M_ID, M_KEY, M_SEQ, Group, MessageRow, ShardMemory
 from ..lane.ranges import hash_of
-from ..log.log_rows import LogRows
 from ..tables.lane_rows import LaneRows
+from ..tables.log_rows import LogRows
 
 KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
 KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))

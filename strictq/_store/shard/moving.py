@@ -26,10 +26,10 @@ from ..lane.live_lane import LaneAtRest
 from ..lane.memory import MessageRow
 from ..lane.order import place_of_arrival
 from ..lane.ranges import Passage, Ranges, hash_of
-from ..log.log_rows import LogRows, in_parts
 from ..tables import app_rows, gone, key_states, mark, parcels
 from ..tables.app_rows import KeyedTable
 from ..tables.lane_rows import LaneRows
+from ..tables.log_rows import LogRows, in_parts
 from . import expiring
 from .shard_lanes import ShardLanes, Tx
 

@@ -37,9 +37,9 @@ from ..lane.memory import (
 )
 from ..lane.ranges import Rerouted
 from ..lane.tenant_counts import TenantCounts
-from ..log.log_rows import LogRows
 from ..tables import gone, mark, parcels, tenant_depths, turn_rows
 from ..tables.lane_rows import LaneRows
+from ..tables.log_rows import LogRows
 from .folding import Folder
 from .loading import Loader, NeedsTransactionError
 

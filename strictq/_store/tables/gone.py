@@ -15,7 +15,7 @@ import apsw
 
 from ..._sql import TABLES
 from ..._values.errors import StoreCorrupt
-from ..log.log_rows import LogRows
+from .log_rows import LogRows
 
 BUCKET_BITS: Final = 7
 _BUCKET: Final = 1 << BUCKET_BITS

@@ -12,7 +12,7 @@ from ..._values.errors import StoreCorrupt
 from ..lane.damage import is_of_values
 from ..lane.entries import ID_BYTES, pack, unpack
 from ..lane.live_lane import LaneAtRest, LiveLane
-from ..log.log_rows import in_parts
+from .log_rows import in_parts
 
 _LOAD: Final = repeated(TABLES.load, 256, 32, 4, 1)
 _DROP_PARTS: Final = repeated(TABLES.drop_parts, 256, 32, 4, 1)

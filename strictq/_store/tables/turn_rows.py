@@ -10,7 +10,7 @@ import apsw
 from ..._sql import SHARD, TURNS, repeated
 from ..._values.tenants import tenant_of
 from ..lane.live_lane import LiveLane
-from ..log.log_rows import in_parts
+from .log_rows import in_parts
 
 _DROP: Final = repeated(TURNS.drop, 256, 32, 4, 1)
 SEPARATOR = "turn_separator"
