@@ -119,7 +119,13 @@ class Place:
         """Return a queue's connection, with the client that strictq makes."""
         made = strictq.connect(f"sqs+http://127.0.0.1:{self.port}/queue/{name}", **options)
         if round_trip:
-            made._endpoint.client.meta.events.register("before-send.sqs.*", lambda **_: time.sleep(round_trip))
+            call = made._endpoint.call
+
+            def later(action: str, **parameters: Any) -> Any:
+                time.sleep(round_trip)
+                return call(action, **parameters)
+
+            made._endpoint.call = later
         return made
 
 

@@ -15,6 +15,7 @@ from .._platform.extras import need
 from .._platform.log import Log
 from .._values import hints
 from .._values.errors import ConfigError, QueueNotFound, ServerRefused, ServerUnreachable, StrictqError
+from .direct import DirectClient, require_whole
 from .url import QueueUrl
 
 log: Final = Log("strictq.remote")
@@ -31,8 +32,12 @@ THROTTLING: Final = frozenset({
     "RequestThrottled", "OverLimit", "KmsThrottled", "Throttling", "ThrottlingException", "ThrottledException",
     "TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "BandwidthLimitExceeded", "PriorRequestNotComplete",
 })  # fmt: skip
-EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
-"""Credentials that were right. The SDK fetches new ones, or an operator does."""
+EXPIRED: Final = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed", "TokenRefreshRequired"}
+)
+"""Credentials that were right, or a wrong clock. The SDK fetches new ones, or an operator does."""
+SKEWED: Final = ("Signature expired", "Signature not yet current")
+"""The beginnings of the text that the endpoint gives as the reason if this machine's clock is wrong. Time sets it right."""
 DENIED: Final = frozenset({
     "AccessDenied", "AccessDeniedException", "KmsAccessDenied", "InvalidSecurity", "SignatureDoesNotMatch",
     "InvalidClientTokenId", "UnrecognizedClientException", "MissingAuthenticationToken", "IncompleteSignature",
@@ -72,6 +77,7 @@ class CallFailure:
 def failure_of(error: BaseException) -> CallFailure | None:
     """Return what an exception of the SDK means; None: it is a defect, of this program or of its client."""
     from botocore import exceptions as sdk
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, sdk.ClientError):
         answer = error.response or {}
@@ -80,6 +86,8 @@ def failure_of(error: BaseException) -> CallFailure | None:
         return of_code(str(found.get("Code", "")), str(found.get("Message", "")), fault=status < 500, status=status)
     if isinstance(error, sdk.ParamValidationError):
         return None
+    if isinstance(error, ResponseParserError):  # of a proxy or a captive portal
+        return CallFailure("again", type(error).__name__, str(error), sent=True)
     if isinstance(error, sdk.BotoCoreError | OSError):
         unsent = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.NoCredentialsError, sdk.CredentialRetrievalError)
         return CallFailure("again", type(error).__name__, str(error), sent=not isinstance(error, unsent))
@@ -94,7 +102,7 @@ def of_code(code: str, text: str, *, fault: bool, status: int = 400) -> CallFail
         fault: whether the endpoint says that the request was wrong.
     """
     name = code.rpartition("#")[2].removeprefix(LEGACY)
-    if name in THROTTLING or name in EXPIRED or status == 429:
+    if name in THROTTLING or name in EXPIRED or status == 429 or text.startswith(SKEWED):
         return CallFailure("again", name, text)
     if name in NO_QUEUE:
         return CallFailure("no_queue", name, text)
@@ -130,7 +138,7 @@ def permission_of(action: str) -> str:
 
 
 def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> Any:
-    """Return a boto3 client that repeats nothing by itself: a hidden repetition makes the start of a lease unknown.
+    """Return a client of boto3 that repeats nothing by itself: a hidden repetition makes the start of a lease unknown.
 
     Raises:
         MissingExtra: boto3 is not installed.
@@ -150,37 +158,22 @@ def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> An
     try:
         session = boto3.session.Session()
         region = place.region or session.region_name or USUAL_REGION
-        return session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
+        client = session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
+        return DirectClient(client, session.get_credentials())
     except (BotoCoreError, ValueError) as e:
         raise ConfigError(f"boto3 made no client: {e}", hint=hints.CREDENTIALS) from e
 
 
 def refuse_cut_answers(client: Any) -> None:
-    """Make a client of the SDK raise for an answer that the connection cut off.
-
-    botocore does not compare the length of an answer with its header. It parses a part of an answer as an empty success, which
-    would be a receive without messages. A client that is not the SDK's is left as it is.
-    """
+    """Make a client of the SDK raise for an answer that the connection cut off. One that is not the SDK's is left as it is."""
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is not None:
         events.register("response-received.sqs", _check_length, unique_id="strictq-answer-length")
 
 
 def _check_length(response_dict: Mapping[str, Any] | None = None, **_: Any) -> None:
-    from botocore.exceptions import IncompleteReadError
-
-    if response_dict is None:  # there is an exception already
-        return
-    headers, read = response_dict["headers"], len(response_dict["body"])
-    length = str(headers.get("content-length", ""))
-    if not length.isdigit():
-        # It ended among its headers, unless its body has no length by intent.
-        if read or "transfer-encoding" in headers:
-            return
-        length = "unknown"
-    elif int(length) == read:
-        return
-    raise IncompleteReadError(actual_bytes=read, expected_bytes=length)
+    if response_dict is not None:  # otherwise there is an exception already
+        require_whole(response_dict["headers"], response_dict["body"])
 
 
 class Waits:

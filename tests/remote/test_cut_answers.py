@@ -29,7 +29,7 @@ def answering(answers: list[bytes]) -> Iterator[int]:
             for answer in answers:
                 with server.accept()[0] as connection:
                     request = b""
-                    while not request.endswith(b'{"QueueName": "o"}'):
+                    while not request.endswith(b': "o"}'):
                         request += connection.recv(1 << 16)
                     connection.sendall(answer)
 
@@ -39,8 +39,12 @@ def answering(answers: list[bytes]) -> Iterator[int]:
         thread.join(30)
 
 
+@pytest.mark.parametrize(("action", "name"), [("get_queue_url", "QueueName"), ("receive_message", "QueueUrl")])
 @pytest.mark.parametrize(("whole", "kind"), [(SUCCESS, ""), (REFUSAL, "no_queue")], ids=["success", "refusal"])
-def test_an_answer_that_is_cut_off_anywhere_is_none(whole: bytes, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_cut_off_anywhere_is_none(
+    whole: bytes, kind: str, action: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request of the SDK, and of one of those that strictq makes itself."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     head = whole.index(b"\r\n\r\n") + 4
@@ -49,8 +53,8 @@ def test_an_answer_that_is_cut_off_anywhere_is_none(whole: bytes, kind: str, mon
     with answering([*(whole[:end] for end in ends), whole]) as port:
         place = parse(f"sqs+http://127.0.0.1:{port}/queue/o")
         endpoint = RemoteEndpoint(make_client(place, poll_seconds=0.0, connections=1), place, SystemClock())
-        found = {end: endpoint.call("get_queue_url", QueueName="o") for end in ends}
-        answer = endpoint.call("get_queue_url", QueueName="o")
+        found = {end: endpoint.call(action, **{name: "o"}) for end in ends}
+        answer = endpoint.call(action, **{name: "o"})
         endpoint.close()
     wrong = {
         whole[:end]: got for end, got in found.items() if not isinstance(got, CallFailure) or got.kind != "again" or not got.sent
