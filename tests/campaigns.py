@@ -16,6 +16,7 @@ the exit code is 1. To repeat a round:
 `poison` has a message there that always fails, or kills its process.
 `moves` kills and stops nine processes on one queue, two of which move its ranges.
 `forward` kills two forwarders to an endpoint, and the endpoint; 5 % of the answers are cut off.
+`forwardcuts` cuts the power of a forwarder's queue.
 `enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
@@ -46,6 +47,7 @@ from tests.support import failover, flips, lane_walk, replica_cuts, running, tar
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
 from tests.support.forward_chaos import ForwardChaos
+from tests.support.forwarded_cuts import cut_the_power
 from tests.support.powercut_campaign import Tally, cut_again
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
@@ -224,6 +226,11 @@ def forward(seed: int, place: Path) -> Numbers:
     })  # fmt: skip
 
 
+def forwardcuts(seed: int, place: Path) -> Numbers:
+    """A queue that is forwarded, and power cuts at all moments."""
+    return Counter({"images": cut_the_power(fresh(place), seed)})
+
+
 def moves(seed: int, place: Path) -> Numbers:
     """Processes of every kind that are killed and stopped while ranges move, are cancelled, and are backed up."""
     chaos = RangeChaos(fresh(place), ROUND_SECONDS, seed, KINDS[seed % len(KINDS)][0])
@@ -293,6 +300,7 @@ ATTACKS: Final = {
     "moves": Attack(moves, "moves"),
     "poison": Attack(poison, "queues"),
     "forward": Attack(forward, "kills"),
+    "forwardcuts": Attack(forwardcuts, "images"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),
 }
 

@@ -97,8 +97,8 @@ MUTATIONS = [
     ),
     _remote(
         "an answer that the connection cut off is none",
-        "client.py",
-        "    raise IncompleteReadError(actual_bytes=read, expected_bytes=length)",
+        "direct.py",
+        "    raise IncompleteReadError(actual_bytes=len(body), expected_bytes=length)",
         "    return",
         "tests/remote/test_cut_answers.py",
     ),
