@@ -46,6 +46,8 @@ DENIED: Final = frozenset({
 })  # fmt: skip
 NO_QUEUE: Final = frozenset({"QueueDoesNotExist", "NonExistentQueue", "QueueDeletedRecently"})
 STALE_HANDLE: Final = frozenset({"ReceiptHandleIsInvalid", "MessageNotInflight"})
+TOO_LARGE: Final = "413"
+"""The status with which a proxy refuses a request for its size."""
 WARN_AT: Final = 5
 WARN_SECONDS: Final = 60.0
 LATEST: Final = 0.1
@@ -110,7 +112,7 @@ def of_code(code: str, text: str, *, fault: bool, status: int = 400) -> CallFail
         return CallFailure("denied", name, text)
     if name in STALE_HANDLE or (name.startswith("InvalidParameterValue") and "expired" in text.lower()):
         return CallFailure("stale", name, text)
-    if not fault:
+    if not fault or (name.isdigit() and name != TOO_LARGE):  # SQS names its errors; numbers are those of a proxy on the way
         return CallFailure("again", name, text, sent=True)
     return CallFailure("refused", name, text)
 

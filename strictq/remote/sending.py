@@ -20,7 +20,7 @@ from .._values.errors import InvalidArgument, MessageTooLarge, OutcomeUnknown, P
 from .._values.keys import Key, encode_key, keyless_lane
 from .._values.types import Message
 from .._values.views import as_dict
-from .client import CallFailure, RemoteEndpoint, Waits, error_of, of_code
+from .client import TOO_LARGE, CallFailure, RemoteEndpoint, Waits, error_of, of_code
 from .mapping import Encoded, dedup_id_of, encode
 
 BATCH_MAX: Final = 10
@@ -38,7 +38,7 @@ ENTRY_CODES: Final = frozenset({
 })  # fmt: skip
 """Codes of an entry that the endpoint refuses for its content."""
 REQUEST_CODES: Final = frozenset({
-    "BatchRequestTooLong", "RequestEntityTooLarge", "InvalidMessageContents", "SerializationException",
+    "BatchRequestTooLong", "RequestEntityTooLarge", "InvalidMessageContents", "SerializationException", TOO_LARGE,
 })  # fmt: skip
 """Codes of a whole request that are about its messages. Other ones are about the queue or its settings."""
 UNMENTIONED: Final = CallFailure("again", "Unmentioned", "the answer does not say what became of the message", sent=True)

@@ -423,6 +423,10 @@ def test_import_strictq_imports_nothing_of_it() -> None:
         ("InvalidParameterValue", "Reason: Must be between 0 and 43200.", True, "refused"),
         ("InternalError", "", False, "again"),
         ("", "", True, "refused"),
+        ("302", "", True, "again"),
+        ("404", "", True, "again"),
+        ("403", "", True, "denied"),
+        ("413", "", True, "refused"),
     ],
 )
 def test_what_codes_mean(code: str, message: str, fault: bool, kind: str) -> None:

@@ -227,10 +227,11 @@ def test_an_entry_that_fails_holds_its_key_only(q: Queue, sqs: FakeSqs, clock: F
     assert doubts(q) == []
 
 
-def test_a_request_that_is_too_long_is_divided(q: Queue, sqs: FakeSqs) -> None:
+@pytest.mark.parametrize("code", ["AWS.SimpleQueueService.BatchRequestTooLong", "413"])
+def test_a_request_that_is_too_long_is_divided(q: Queue, sqs: FakeSqs, code: str) -> None:
     q.send_many([Message(b"%d" % n, key=n % 4) for n in range(10)])
     target = to(sqs)
-    sqs.inject(fake_sqs.refused("AWS.SimpleQueueService.BatchRequestTooLong"), "send_message_batch", times=2)
+    sqs.inject(fake_sqs.refused(code), "send_message_batch", times=2)
     assert forward(q, target, concurrency=1).forwarded == 10
     assert by_key(arrived(sqs)) == {k: [b"%d" % n for n in range(k, 10, 4)] for k in range(4)}
     assert len(sent(sqs)) > 3

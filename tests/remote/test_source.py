@@ -753,7 +753,7 @@ def test_deletes_that_accumulate_are_one_request(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "fault",
     [CUT, TIMED_OUT, THROTTLED, UNAVAILABLE, EXPIRED_TOKEN, entries_fail(0), entries_missing(0), entries_missing(0, happen=True),
-     entries_fail(0, code="RequestThrottled", sender=True)],
+     entries_fail(0, code="RequestThrottled", sender=True), refused("302", status=302)],
 )  # fmt: skip
 def test_a_delete_without_a_confirmation_is_repeated(rig: Rig, fault: Any) -> None:
     rig.send("1")
