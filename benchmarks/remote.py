@@ -225,9 +225,9 @@ def forward(per_key: int, target: strictq.RemoteQueue, q: strictq.Queue) -> None
     strictq.Forwarder(q, target, per_key=per_key).run(drain=True)
 
 
-def forward_plainly(target: strictq.RemoteQueue, q: strictq.Queue) -> None:
-    """Empty a local queue into the endpoint with a loop: receive ten, send them in one request, ack them."""
-    client, url = target._endpoint.client, target.queue_id
+def forward_plainly(client: Any, target: strictq.RemoteQueue, q: strictq.Queue) -> None:
+    """Empty a local queue into the endpoint with a loop of boto3: receive ten, send them in one request, ack them."""
+    url = target.queue_id
     while batch := q.receive(BATCH):
         entries = [
             {"Id": str(i), "MessageBody": d.body.decode(), "MessageGroupId": d.key, "MessageDeduplicationId": str(d.id)}
@@ -261,7 +261,7 @@ def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Ru
             yield load.what, confirm, partial(work, place, load, confirm)
     for keys in (1, 50):
         what = f"forwarder, {keys} key{'s' * (keys > 1)}, messages/s"
-        yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, forward_plainly)
+        yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, partial(forward_plainly, place.client()))
         for per_key in (1, BATCH):
             yield what, f"--per-key {per_key}", partial(rate, place, sizes.forwarded, keys, partial(forward, per_key))
 
