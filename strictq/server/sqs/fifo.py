@@ -177,7 +177,7 @@ class FifoQueue(ServedQueue):
                 break
             head.append(m)
         until = now + length
-        if until > lane.deadline and not self._extend(group, lane, until):
+        if not self._extend(group, lane, max(until, lane.deadline)):  # another program may have ended it
             return []
         alive = []
         for m in head:

@@ -288,3 +288,14 @@ def test_a_native_consumer_takes_a_lane_whose_lease_has_ended(disk: Caller, tmp_
         d1.ack()
         d2.nack(delay=0.0)
         assert bodies(c.receive(url)) == ["a2"]
+
+
+def test_what_another_program_settled_is_not_received_again(c: Caller) -> None:
+    url = c.fifo()
+    for body in "ab":
+        c.send(url, body, "g")
+    first, _ = c.receive(url, VisibilityTimeout=600)
+    c.hide(url, first["ReceiptHandle"], 0)
+    (opened,) = c.endpoint._running()[0].queues.all()
+    opened.served.q.reject("g", 1, "an operator's decision", force=True)
+    assert bodies(c.receive(url)) == ["b"]
