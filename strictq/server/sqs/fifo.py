@@ -105,14 +105,8 @@ class FifoQueue(ServedQueue):
             if len(alive) == wanted.most:
                 break
             alive += self._again(group, wanted.most - len(alive), length)
-        while len(alive) < wanted.most:
-            batch = self.deliveries(wanted.most - len(alive), wanted.visibility)
-            if len(batch) == 0:
-                break
-            before = len(alive)
+        for batch in self.batches(alive, wanted):
             self._delivered(batch, length, alive)
-            if len(alive) - before == len(batch):
-                break
         return self._taken(alive, wanted)
 
     def _taken(self, alive: Sequence[Received], wanted: Wanted) -> list[Taken]:

@@ -134,7 +134,7 @@ class Moves:
             while task["Status"] == RUNNING and self._catalogue.entries.get(entry.name) is entry:
                 began = time.monotonic()
                 source = await self._queues.get(entry)
-                taken = await source.calls.run(source.served.receive, wanted)
+                taken = await source.polls.take(wanted)
                 if not taken:
                     # What the interrupted process had received becomes visible later, and the rest of its groups with it.
                     if self._clock.boot() < hidden_until and (await self._counts(entry))[1]:

@@ -48,7 +48,7 @@ class Polls:
         seen: object = None
         if not self._waiting or not wait_seconds:
             seen = self._seen()
-            got = await self._calls.run(self._queue.receive, wanted)
+            got = await self.take(wanted)
             if got or not wait_seconds or self._ended:
                 return got
         loop = asyncio.get_running_loop()
@@ -68,6 +68,17 @@ class Polls:
             timer.cancel()
             leaving.cancel()
             self._waiting.pop(poll, None)
+
+    async def take(self, wanted: Wanted) -> list[Taken]:
+        """Receive messages that are visible now. Between dead letters, let other requests be answered."""
+        while True:
+            got, has_more = await self._calls.run(self._take, wanted)
+            if got or not has_more:
+                return got
+            await asyncio.sleep(0)
+
+    def _take(self, wanted: Wanted) -> tuple[list[Taken], bool]:
+        return self._queue.receive(wanted), self._queue.has_more
 
     def give_back(self, taken: list[Taken]) -> None:
         """Make messages visible that could not be sent to their client."""
@@ -140,7 +151,7 @@ class Polls:
                 self._waiting.pop(poll, None)
                 continue
             try:
-                got = await self._calls.run(self._queue.receive, wanted)
+                got = await self.take(wanted)
             except Exception as e:
                 self._waiting.pop(poll, None)
                 if not poll.done():

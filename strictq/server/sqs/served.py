@@ -28,6 +28,8 @@ from .rules import Content
 
 SHORTEST_LEASE_SECONDS: Final = 0.001
 DEDUP_SECONDS: Final = 300.0
+DYING_MAX: Final = 100
+"""A receive moves so many dead letters at once. Then other requests are answered."""
 USUAL_LEASE_SECONDS: Final = 30.0
 IDLE_LANE_SECONDS: Final = 30.0
 STORED_BYTES_MAX: Final = 6 * rules.MESSAGE_BYTES_MAX
@@ -61,6 +63,7 @@ class ServedQueue(ABC):
     Attributes:
         q: the queue. Its methods may be called by any thread.
         used_at: when it was last used, seconds of the event loop's clock.
+        has_more: the last receive ended before all dead letters were moved, so it may have found nothing.
     """
 
     def __init__(self, entry: Entry, path: str, durability: Literal["full", "process"], clock: Clock, bury: Bury) -> None:
@@ -72,6 +75,7 @@ class ServedQueue(ABC):
         self.entry = entry
         self.clock = clock
         self.used_at = 0.0
+        self.has_more = False
         self._send_dead = bury
         self._soonest: int | None = None
         stored = (Path(path) / CATALOG).exists()  # a queue of the level "full" stays one
@@ -86,6 +90,27 @@ class ServedQueue(ABC):
         batch = receiving.batch(request)
         self._soonest = receiving.receive_now(batch, request, wait_for_busy=True)
         return batch
+
+    def batches(self, alive: Sequence[Received], wanted: Wanted) -> Iterator[Batch]:
+        """Yield batches until a receive has enough, or all were alive, or DYING_MAX messages were dead letters.
+
+        Args:
+            alive: the messages of the receive so far. The caller adds those of each batch.
+        """
+        died = 0
+        self.has_more = False
+        while len(alive) < wanted.most:
+            before = len(alive)
+            batch = self.deliveries(wanted.most - before, wanted.visibility)
+            if len(batch) == 0:
+                return
+            yield batch
+            if len(alive) - before == len(batch):
+                return
+            died += len(batch) - (len(alive) - before)
+            if died >= DYING_MAX:
+                self.has_more = True
+                return
 
     @contextmanager
     def watched(self, changed: Callable[[], None]) -> Iterator[float]:

@@ -55,19 +55,16 @@ class StandardQueue(ServedQueue):
 
     def receive(self, wanted: Wanted) -> list[Taken]:
         alive: list[Received] = []
-        while len(alive) < wanted.most:
-            batch = self.deliveries(wanted.most - len(alive), wanted.visibility)
-            if self._alive(batch, alive) == len(batch):
-                break
+        for batch in self.batches(alive, wanted):
+            self._add_alive(batch, alive)
         if not wanted.visibility:
             for m in alive:
                 with suppress(LeaseLost):
                     m.hold.nack(delay=0.0)
         return [received.taken(m, wanted, fifo=False) for m in alive]
 
-    def _alive(self, batch: Sequence[Delivery], taken: list[Received]) -> int:
-        """Add the messages that are not dead letters. Return how many they are."""
-        before = len(taken)
+    def _add_alive(self, batch: Sequence[Delivery], taken: list[Received]) -> None:
+        """Add the messages that are not dead letters."""
         for i, d in enumerate(batch):
             m = self._received(d)
             try:
@@ -77,7 +74,6 @@ class StandardQueue(ServedQueue):
                 # The message stays hidden, and dies at a later receive. Those before it can be answered.
                 if not taken and i == len(batch) - 1:
                     raise
-        return len(taken) - before
 
     def _received(self, d: Delivery) -> Received:
         m = Received()

@@ -45,6 +45,31 @@ def move(c: Caller, dead: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fifo", [True, False])
+def test_other_requests_are_answered_while_many_messages_die(fifo: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strictq.server.sqs.served.DYING_MAX", 20)
+    with calling() as c:
+        url, dead = with_dead(c, fifo)
+        for n in range(100):
+            c.send(url, str(n), f"g{n % 50}")
+        for _ in range(10):
+            c.receive(url, VisibilityTimeout=10)
+        c.clock.advance(10.0)
+        turns = 0
+
+        async def during() -> Any:
+            nonlocal turns
+            receiving = asyncio.create_task(c.acall("ReceiveMessage", QueueUrl=url, MaxNumberOfMessages=10))
+            while not receiving.done():
+                turns += 1
+                await asyncio.sleep(0)
+            return receiving.result()
+
+        assert c.run(during()) == {}
+        assert turns >= 5
+        assert sum(len(c.receive(dead)) for _ in range(20)) == 100
+
+
+@pytest.mark.parametrize("fifo", [True, False])
 def test_a_message_dies_at_the_receive_that_would_exceed_the_count(c: Caller, fifo: bool) -> None:
     url, dead = with_dead(c, fifo, 2)
     sent = c.send(url, "x", "g", MessageAttributes={"a": {"DataType": "Number", "StringValue": "1"}})
