@@ -237,6 +237,7 @@ def test_the_timeline_shows_what_a_worker_does(site: Site) -> None:
 
 def test_a_key_is_found_and_shown(site: Site) -> None:
     with site.page("lanes") as page:
+        page.wait_for_selector("text=lanes with messages")
         page.get_by_label("Key or beginning of keys").fill("order-3")
         page.get_by_role("button", name="Find").click()
         page.wait_for_selector("h1:text-is('order-3')")

@@ -157,7 +157,7 @@ export const lanes = {
     main.replaceChildren(title("Lanes", note, button("Refresh", () => load(1))), form, card(null, box));
     const load = async (fresh) => {
       const found = await api("lanes", { by, prefix, fresh }), most = Math.max(1, ...found.rows.map((r) => r.depth));
-      note.textContent = `${prefix ? `${many(found.rows.length, "key")} that ${found.rows.length === 1 ? "begins" : "begin"} with ${plain(prefix)}` : `${many(found.lanes, "lane")}`}, ${took(found)}`;
+      note.textContent = `${prefix ? `${many(found.rows.length, "key")} that ${found.rows.length === 1 ? "begins" : "begin"} with ${plain(prefix)}` : `${many(found.rows.length, "lane")} with messages, ${whole(found.lanes)} known`}, ${took(found)}`;
       box.replaceChildren(lanesTable("Lanes", found.rows, most));
     };
     await load();
