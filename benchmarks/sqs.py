@@ -24,17 +24,20 @@ from .measure import ROOT
 BODY: Final = "x" * 100
 ROUNDS: Final = 5
 CALLS: Final = 1_000
-SHORT_CALLS: Final = 50
+WARM_UP: Final = 50
 SLOW_CALLS: Final = 100
 """Calls in the one round of a slow server: moto takes up to 33 ms for each."""
-WARM_UP: Final = 50
+SHORTER: Final = 5
+"""In the short form, one call in so many warms up, and is made to a slow server."""
+SHORT_ROUNDS, SHORT_CALLS = 3, 50
 GROUPS: Final = 50
 BATCH: Final = 10
 STARTED_SECONDS: Final = 60.0
 POLLS: Final = 1_000
 POLLED_QUEUES: Final = 200
 POLL_SECONDS: Final = 20
-TICKS: Final = os.sysconf("SC_CLK_TCK")
+PROCESSOR_CLOCK: Final = 2
+"""With the complement of a process's id, the clock of its processor time, of ended threads, too (see clock_getcpuclockid)."""
 ECHO: Final = """
 async def app(scope, receive, send):
     if scope["type"] == "http":
@@ -96,8 +99,7 @@ class Client:
 
     def processor(self) -> float:
         """Return the seconds of processor time of the server so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return time.clock_gettime(~self.pid << 3 | PROCESSOR_CLOCK)
 
     def resident(self) -> int:
         """Return the resident memory of the server, bytes."""
@@ -179,13 +181,13 @@ def processor_ms(client: Client, call: Callable[[], None], calls: int, rounds: i
     return statistics.median(found)
 
 
-def rows(client: Client, calls: int, rounds: int) -> dict[str, float]:
+def rows(client: Client, calls: int, rounds: int, warm_up: int) -> dict[str, float]:
     """Measure all calls of a server."""
     found: dict[str, float] = {}
     for kind, fifo in (("FIFO", True), ("standard", False)):
         for batch in (1, BATCH):
             queue = Kind(client, f"bench-{kind}-{batch}", fifo=fifo, batch=batch)
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 queue.send()
                 queue.receive_and_delete()
             of = f"{kind}{'' if batch == 1 else f', batch of {batch}'}"
@@ -224,11 +226,12 @@ def polls(client: Client, queues: int, each: int) -> tuple[float, float]:
 def main(arguments: Sequence[str]) -> int:
     """Run a command line, and print a table. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks sqs", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="fewer calls, and one round")
+    parser.add_argument("--short", action="store_true", help="fewer calls and rounds, no idle polls")
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), help="the servers to measure")
     parser.add_argument("--dir", type=Path, help="where queues are created (default: the directory for temporary files)")
     options = parser.parse_args(arguments)
-    calls, rounds = (SHORT_CALLS, 1) if options.short else (CALLS, ROUNDS)
+    calls, rounds = (SHORT_CALLS, SHORT_ROUNDS) if options.short else (CALLS, ROUNDS)
+    slow_calls, warm_up = (n // SHORTER if options.short else n for n in (SLOW_CALLS, WARM_UP))
     table: dict[str, dict[str, float]] = {}
     for name in options.only:
         peer = SERVERS[name]
@@ -241,7 +244,7 @@ def main(arguments: Sequence[str]) -> int:
                 if name == "echo":
                     table[name] = {"a call": processor_ms(client, lambda c=client: c.call("Echo", {}), calls, rounds)}
                     continue
-                table[name] = rows(client, min(calls, SLOW_CALLS), 1) if peer.slow else rows(client, calls, rounds)
+                table[name] = rows(client, *((slow_calls, 1) if peer.slow else (calls, rounds)), warm_up)
                 if name == "process" and not options.short:
                     for queues, each in ((1, POLLS), (POLLED_QUEUES, 1)):
                         share, memory = polls(client, queues, each)
