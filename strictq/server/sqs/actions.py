@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from ..._platform.clock import MICROSECONDS, Clock
-from ..._values.errors import StoreError, StrictqError
+from ..._values.errors import QueueClosed, StoreError, StrictqError
 from ..._values.types import Receipt
 from ..queues import Queues
 from . import rules
@@ -30,11 +30,12 @@ Answer = dict[str, Any]
 def refusal(e: BaseException) -> SqsError:
     """Return the error that a client gets for an error of the queue.
 
-    SDKs repeat what is answered with 503: a full disk, a busy or a quarantined shard, an unknown outcome.
+    SDKs repeat what is answered with 503: a full disk, a busy or a quarantined shard, an unknown outcome, a queue that is being
+    deleted.
     """
     if isinstance(e, SqsError):
         return e
-    if isinstance(e, StoreError) or (isinstance(e, StrictqError) and e.transient):
+    if isinstance(e, StoreError | QueueClosed) or (isinstance(e, StrictqError) and e.transient):
         return SqsError("ServiceUnavailable", str(e))
     return SqsError("InternalFailure", "The request has failed because of an unknown error.")
 

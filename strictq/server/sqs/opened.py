@@ -14,7 +14,7 @@ from ..._values.types import Message
 from ..queues import Queues
 from .calls import InLoop, InThread, QueueCalls
 from .catalogue import Catalogue, Entry
-from .errors import SqsError
+from .errors import SqsError, no_queue
 from .fifo import FifoQueue
 from .polls import Polls
 from .served import ServedQueue
@@ -107,8 +107,14 @@ class OpenQueues:
         return await asyncio.shield(opening)
 
     def open(self, entry: Entry) -> OpenedQueue:
-        """Do the same in this thread."""
+        """Do the same in this thread.
+
+        Raises:
+            SqsError: it was deleted meanwhile, or too many others are in use.
+        """
         with self._lock:
+            if self._catalogue.entries.get(entry.name) is not entry:
+                raise no_queue()
             found = self._open.get(entry.name)
             if found is None:
                 if not self.in_memory and len(self._open) >= OPEN_MAX:
@@ -147,7 +153,9 @@ class OpenQueues:
         opened.close(save)  # without the lock, for which a call that is running may wait
 
     async def drop(self, entry: Entry) -> None:
-        """Close a queue that is deleted."""
+        """Close a queue that was taken from the catalogue."""
+        if not self.in_memory:
+            await asyncio.to_thread(self._await_opening)
         if (opened := self._open.get(entry.name)) is not None:
             opened.polls.end()
             if self.in_memory:
@@ -155,15 +163,20 @@ class OpenQueues:
             else:
                 await asyncio.to_thread(self._close, opened)
 
+    def _await_opening(self) -> None:
+        """Wait until no thread is opening a queue."""
+        with self._lock:
+            pass
+
     def bury(self, entry: Entry, target: str, message: Message) -> bool:
         """Send a message of a queue to the queue with an ARN, from any thread. Return False if there is no such queue."""
         for _ in range(BURY_TRIES):
             found = self._catalogue.find(target)
             if found is None:
                 return False
-            opened = self.open(found)
-            opened.used_at = time.monotonic()
             try:
+                opened = self.open(found)
+                opened.used_at = time.monotonic()
                 opened.served.q.send(message)
             except QueueClosed:
                 continue  # it was idle until now

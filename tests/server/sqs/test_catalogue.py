@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +272,22 @@ def test_a_file_of_a_foreign_queue_is_adopted(disk: Caller, tmp_path: Path) -> N
         q.send(b"x", key="k")
     url = disk.standard("orders")
     assert bodies(disk.receive(url)) == ["x"]
+
+
+def test_a_queue_that_is_deleted_while_it_is_being_opened_stays_deleted(disk: Caller) -> None:
+    url = disk.standard()
+    disk.send(url, "old")
+    disk.restart()
+
+    async def both() -> None:
+        sending = asyncio.create_task(disk.acall("SendMessage", QueueUrl=url, MessageBody="lost"))
+        await disk.acall("DeleteQueue", QueueUrl=url)
+        with suppress(SqsRefused):
+            await sending
+
+    disk.run(both())
+    assert disk.endpoint._running()[0].queues.all() == []
+    assert disk.standard() == url
+    disk.send(url, "new")
+    disk.restart()
+    assert bodies(disk.receive(url)) == ["new"]
