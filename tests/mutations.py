@@ -1,7 +1,8 @@
 """Take each safety measure out of the code, one at a time, and see a test fail.
 
     python -m tests.mutations                 # all of them
-    python -m tests.mutations dedup "BEGIN"   # those whose name contains one of these words
+    python -m tests.mutations dedup "BEGIN"   # those whose name or file contains one of these words
+    python -m tests.mutations worker/ --jobs 2 # those of a room
     python -m tests.mutations --jobs 2 --list
 
 A copy of the package and its tests is changed, and the fitting tests are run in it. The working tree is not
@@ -2640,11 +2641,11 @@ class _Bench:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all were caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="only those whose name contains one of these")
+    parser.add_argument("words", nargs="*", help="only those whose name or file contains one of these")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="print their names, and run nothing")
     options = parser.parse_args(arguments)
-    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
+    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name or word in m.file for word in options.words)]
     if options.list:
         print(*[m.name for m in chosen], sep="\n")
         return 0

@@ -39,7 +39,7 @@ def decode(data: bytes) -> StrictqError:
     # Bypasses the constructors, whose arguments differ. The text is complete already.
     hint, code = str(said["hint"]), str(said["hint_code"])
     StrictqError.__init__(
-        error, str(said["text"]), hint=hints.Coded(code, hint) if code else hint, transient=bool(said["transient"])
+        error, str(said["text"]), hint=hints.Coded(hint, code=code) if code else hint, transient=bool(said["transient"])
     )
     if isinstance(error, StoreError):
         error.shard, error.cause = int(said["shard"]), None

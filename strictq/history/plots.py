@@ -241,11 +241,8 @@ def _collected(rows: Rows, *columns: str) -> list[dict[str, Any]]:
     for name in columns:
         if any(name not in row for row in found):
             raise InvalidArgument(f"the rows have no column {name}")
-    return [{**row, "window_start": _utc(row["window_start"])} if "window_start" in row else dict(row) for row in found]
-
-
-def _utc(at: datetime) -> datetime:
-    return at.astimezone(UTC)  # Spark returns local times without a zone
+    # Spark returns local times without a zone.
+    return [{**row, "window_start": row["window_start"].astimezone(UTC)} if "window_start" in row else dict(row) for row in found]
 
 
 def _width(rows: list[dict[str, Any]], seconds: float | None) -> timedelta:

@@ -9,17 +9,15 @@ neighbours again. So is a suspect, which runs alone in the process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 from .._values.tenants import TenantRules
-from .breaker import CLOSED, Circuits
-from .estimates import Estimates
+from .breaker import CLOSED
 from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
 from .limits import Limits
 from .schedule import Board
-from .suspects import Turns
 
 
 class BatchBoard(Board):
@@ -32,16 +30,8 @@ class BatchBoard(Board):
         finished: the groups whose handlers returned. The error of each job is in its `_failure`.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        estimates: Estimates,
-        job: type[Job] = Job,
-        circuits: Circuits | None = None,
-        propagate: Sequence[str] = (),
-        turns: Turns | None = None,
-    ) -> None:
-        super().__init__(limits, estimates, job, circuits, propagate, turns)
+    def __init__(self, limits: Limits, *rest: Any, **options: Any) -> None:
+        super().__init__(limits, *rest, **options)
         self.groups: set[JobBatch] = set()
         self.ready_groups: deque[JobBatch] = deque()
         self.finished: list[JobBatch] = []

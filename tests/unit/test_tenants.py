@@ -299,7 +299,7 @@ def test_a_paused_tenant_gets_nothing_until_it_goes_on(make: Opener) -> None:
     assert [t.throttled_seconds for t in q.tenants()] == [None, 0.0]
     found = q.explain("a/1")
     assert (found.state, found.head_seq) == ("throttled", 1)
-    assert found.text == "seq 1 waits because tenant a is paused; q.limit(tenant, paused=False) ends that"
+    assert found.text == "seq 1 waits because tenant a is paused; q.limit('a', paused=False) ends that"
     q.send(b"", key="a/3")
     assert [d.key for d in q.receive(10)] == ["b/1"]
     assert {d.key for d in q.receive(10, keys=["a/1"])} == {"a/1"}, "who names a key gets it"

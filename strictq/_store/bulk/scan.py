@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -265,7 +266,7 @@ class _Pending:
             found = ((key, at_rest.get(key)) for key in keys if key in loaded or key in at_rest)
         else:
             own = sorted(key for key in loaded if self.family <= key < span.end)
-            found = merge(((key, None) for key in own), self._at_rest(lanes), key=_key_of)
+            found = merge(((key, None) for key in own), self._at_rest(lanes), key=itemgetter(0))
         for family, some in groupby(found, lambda one: _family(one[0])):
             yield family, [_member(lanes, key, row) for key, row in some]
 
@@ -306,10 +307,6 @@ class _Pending:
         if len(messages) != len(ids):
             raise _missing(lanes)
         return [row_of(message := messages[i], message[M_KEY], tried.get(i, 0), False, lanes.shard) for i in ids]
-
-
-def _key_of(one: tuple[bytes, LaneAtRest | None]) -> bytes:
-    return one[0]
 
 
 def _family(key: bytes) -> bytes:

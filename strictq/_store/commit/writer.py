@@ -651,14 +651,9 @@ class Writer(Connected):
         if self._closed:
             raise QueueClosed("the queue is closed")
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether this thread has a transaction of the shard open."""
-        return is_mine(self._owner)
-
     def require_outside(self) -> None:
         """Refuse to go on inside this thread's own transaction of the shard: the caller would wait for itself."""
-        if self.is_inside:
+        if is_mine(self._owner):
             raise InvalidArgument("this is inside a transaction on the same shard", hint=hints.USE_TRANSACTION)
 
     def _taken(self, held: list[bool], seconds: float) -> None:

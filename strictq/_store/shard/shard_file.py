@@ -301,7 +301,7 @@ class Shard:
                 self._host.make_room()
         else:
             result = self.run(operation, seconds, synced=synced)
-        if self.path is not None and (self._host.short_of_space or self._frees):
+        if self.path is not None and (self._host.short_of_space or self.wal.cramped):
             with suppress(StrictqError):  # the operation is committed
                 self.run(_free)
         if self.wal.stuck and self._host.is_drained():
@@ -413,11 +413,6 @@ class Shard:
         if len(batches) == 1 and self._direct(self._host.settings, settling.start_alone, batches[0]):
             return [None]
         return self.drain(bound(settling.start, batches))
-
-    @property
-    def _frees(self) -> bool:
-        """Whether the rows of resolved messages are deleted at once, because the disk has little room left."""
-        return self.wal.cramped
 
     def keep_wal_short(self) -> None:
         """Checkpoint after a commit if the WAL has outgrown its limit."""

@@ -21,7 +21,7 @@ from ..shard.messages import Item, Options, Sent, Times, times_of
 from ..shard.moving import sends_inlet
 from ..shard.sending import send
 from ..shard.shard_file import Shard
-from ..shard.shard_lanes import ShardLanes, Tx
+from ..shard.shard_lanes import Tx
 
 FORWARD_STEP: Final = 500
 
@@ -120,7 +120,7 @@ def _from(router: Router, origin: Shard) -> None:
     numbers = origin.read(destinations)
     if not numbers:
         return
-    if origin.view(_have_moved):
+    if origin.view(lambda lanes: lanes.memory.ranges is not None):
         _all_in_order(router, origin)
         return
     for number in numbers:
@@ -130,10 +130,6 @@ def _from(router: Router, origin: Shard) -> None:
             failed = e
     if failed is not None:
         raise failed
-
-
-def _have_moved(lanes: ShardLanes) -> bool:
-    return lanes.memory.ranges is not None
 
 
 def _destination(router: Router, origin: Shard, number: int) -> Shard:

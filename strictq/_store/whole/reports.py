@@ -332,11 +332,13 @@ class Reports:
         if rules is None or found.state != "ready":
             return found
         name = tenant_of(key, rules.separator)
-        waits = _why_limited(_tenant(self._store, rules, name, in_flight=self._in_flight()[name]))
+        tenant = _tenant(self._store, rules, name, in_flight=self._in_flight()[name])
+        waits = _why_limited(tenant)
         if waits is None:
             return found
         why, sentence, left = waits
-        return attrs.evolve(found, state="throttled", since=None, text=sentence.of(seq=found.head_seq, why=why, left=left))
+        text = sentence.of(seq=found.head_seq, why=why, left=left, tenant=tenant.tenant)
+        return attrs.evolve(found, state="throttled", since=None, text=text)
 
     def _limited(self) -> reporting.Limited:
         """Return a function that says why tenants get no message now."""

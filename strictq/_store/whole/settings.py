@@ -232,7 +232,8 @@ class Settings:
             if known.get(table, column) != column:
                 raise InvalidArgument(f"key_columns: the keys of {table} are in {known[table]} already; nothing was changed")
         columns = {table: column for table, column in key_columns.items() if table not in known}
-        texts = [text for text in (sql, *([app_rows.recorded(columns)] if columns else ())) if not self._is_recorded(text)]
+        recorded = {text for _, text in self.app_schema}
+        texts = [text for text in (sql, *([app_rows.recorded(columns)] if columns else ())) if text not in recorded]
         for shard in self.healthy() if texts else ():
             # What is wrong, or does not fit the rows of a shard, must not be recorded.
             shard.try_schema(sql if sql in texts else "", columns)
@@ -254,9 +255,6 @@ class Settings:
     def _read_app_schema(self) -> None:
         if self.directory is not None:
             self.app_schema = queue_db.app_schema(self.directory, 0)
-
-    def _is_recorded(self, text: str) -> bool:
-        return any(text == known for _, known in self.app_schema)
 
     # ---- learned durations
 
