@@ -103,6 +103,27 @@ MUTATIONS = [
         "    return",
         "tests/remote/test_cut_answers.py",
     ),
+    _remote(
+        "an answer of a proxy says nothing of a message",
+        "client.py",
+        "    if not fault or (name.isdigit() and name != TOO_LARGE):",
+        "    if not fault:",
+        "tests/remote/test_connect.py",
+    ),
+    _remote(
+        "a wrong clock ends no run",
+        "client.py",
+        " or text.startswith(SKEWED):",
+        ":",
+        "tests/remote/test_connect.py",
+    ),
+    _remote(
+        "an answer that is not JSON is tried again",
+        "client.py",
+        "    if isinstance(error, ResponseParserError):",
+        "    if False:",
+        "tests/remote/test_direct.py",
+    ),
     _remote("no handler starts in the margin of a remote lease", "delivery.py", "(self.until - self._margin)", "(self.until)"),
     _remote(
         "a source begins with single messages",
