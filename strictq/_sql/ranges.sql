@@ -24,16 +24,12 @@ SELECT DISTINCT number FROM parcel ORDER BY number;
 SELECT * FROM parcel WHERE number = ? ORDER BY kind, n;
 
 -- name: sweep
--- parcels.sweep: a parcel that has arrived. Takes its number. Index: primary key.
-DELETE FROM parcel WHERE number = ?;
+-- parcels.sweep: the rows of a parcel up to one. Takes number, kind and n. Index: primary key.
+DELETE FROM parcel WHERE number = ? AND (kind, n) <= (?, ?);
 
 -- name: rest
 -- parcels.sweep: the next messages of a parcel that are to be deleted. Takes its number, and the kind. Index: primary key.
 SELECT n, c1 FROM parcel WHERE number = ? AND kind = ? ORDER BY n LIMIT 2;
-
--- name: drop_rest
--- parcels.sweep: one of these rows. Takes number, kind and n. Index: primary key.
-DELETE FROM parcel WHERE number = ? AND kind = ? AND n = ?;
 
 -- name: arrivals
 -- moving.arrivals: how many parcels have arrived, and more. Takes the names under which their numbers are noted. Scans the table.
@@ -46,6 +42,10 @@ SELECT key, tail - first + 1, deadline FROM lane WHERE key > ?1 ORDER BY key LIM
 -- name: deep
 -- moving.long_key: lanes with more than so many unresolved positions. Scans the table.
 SELECT key, tail - first + 1 FROM lane WHERE tail - first + 1 > ?;
+
+-- name: drop_lanes
+-- moving.leave: the rows of lanes. Takes their keys. Index: primary key.
+DELETE FROM lane WHERE key IN ({{ ? }});
 
 -- name: dead
 -- moving.leave: dead letters of lanes. Takes their keys. Index: primary key.

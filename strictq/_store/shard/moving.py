@@ -41,6 +41,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 """What leaves in one step, so that no lane waits for long. A lane that is larger leaves alone."""
 _DEAD: Final = repeated(RANGES.dead, 256, 32, 4, 1)
 _DEDUPS: Final = repeated(RANGES.dedup, 256, 32, 4, 1)
+_DROP_LANES: Final = repeated(RANGES.drop_lanes, 256, 32, 4, 1)
 _STATES: Final = repeated(RANGES.key_state, 256, 32, 4, 1)
 SCAN: Final = 4_096
 """How many rows are read at once to find the next lanes of the range."""
@@ -178,7 +179,7 @@ def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk
     """
     run: Any = db.execute
     start, keys, messages = after, list[bytes](), 0
-    while messages < MESSAGES_MAX and len(keys) < LANES_MAX and (rows := run(RANGES.keys_after, (after, SCAN)).fetchall()):
+    while messages < MESSAGES_MAX and len(keys) < LANES_MAX and (rows := run(RANGES.keys_after, (after, 2 * LANES_MAX)).fetchall()):
         for key, deep, _ in rows:
             after = key
             if not passage.has(hash_of(key)):
@@ -255,10 +256,11 @@ def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKey
             parcels.STATE: states,
             parcels.APP: app_rows.packed(by_table, parcels.COLUMNS),
         },
+        arrivals,
     )
     for table in by_table:
         app_rows.delete(tx.db, table, keys)
-    tx.many(TABLES.drop_lane, [(key,) for key in keys])
+    list(in_parts(tx.run, _DROP_LANES, keys))
     if tx.run(TABLES.any_part).get:
         tx.many(RANGES.drop_pending, [(key,) for key in keys])
     if memory.mark.features & mark.TURNS:
@@ -464,7 +466,7 @@ def read(db: apsw.Connection, shard: int, number: int, known: Mapping[int, Messa
     rows = parcels.rows(db, number)
     if parcels.FLOORS not in rows:
         return None
-    arrivals = parcels.arrivals(rows)
+    arrivals = parcels.listed(rows)
     missing = [i for i in arrivals if i not in known]
     found = {**known, **LogRows(db, shard).whole(missing)} if missing else known
     messages = [found[i] for i in arrivals if i in found]
@@ -553,7 +555,7 @@ def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> b
     separator = tx.config.tenant_separator if memory.mark.features & mark.TURNS else None
     ended = memory.mark.epoch << TOKEN_BITS
     late: list[bytes] = []
-    store.rows.write([memory.adopt(row, unpack(row.ids or b"")) for row in lanes], lsn)
+    store.rows.put(lanes)
     for row in lanes:
         if separator is not None and row.position is not None:
             turns.append((row.key, tenant_of(row.key, separator.encode()), row.position))
@@ -614,6 +616,8 @@ def _renumbered(row: LaneAtRest, new: dict[int, int], lsn: int, here: int, origi
     if row.token is not None and issuer != here + 1:
         opts["issuer"] = issuer
     ids = [new.get(i, 0) for i in unpack(row.ids or b"")]
+    if 0 in ids:
+        opts["holes"] = [seq for seq, i in enumerate(ids, row.first) if not i]
     head = opts["front"][0][1] if opts.get("front") else next(filter(None, ids), 0)
     position = None if row.position is None else place_of_arrival(head)
     return row._replace(lsn=lsn, position=position, opts=json.dumps(opts) if opts else None, ids=pack(ids))

@@ -91,13 +91,11 @@ class LaneRows:
 
     def write(self, lanes: Sequence[LiveLane], lsn: int) -> None:
         """Write the rows of lanes as of an entry. They are absolute, except that ids are appended to a deep lane."""
-        chunk = self._chunk
         empty: list[Any] = []
-        whole: list[tuple[Any, ...]] = []
+        whole: list[Sequence[Any]] = []
         deep: list[tuple[Any, ...]] = []
         cleared: list[bytes] = []
         passed: list[tuple[bytes, int]] = []
-        parts: list[tuple[bytes, int, bytes]] = []
         for lane in lanes:
             if lane.rest:
                 self._append(lane, lsn)
@@ -108,23 +106,33 @@ class LaneRows:
                 empty += (lane.key, lsn, lane.tail, lane.tail + 1, lane.active, lane.done_text())
                 continue
             row = lane.row(lsn)
-            ids = lane.ids or []
             if lane.deep:
                 self._append(lane, lsn)
                 deep.append(row[:_HEAD_COLUMNS])
                 passed.append((lane.key, lane.first))
-            elif len(ids) <= chunk:
-                whole.append((*row[:_HEAD_COLUMNS], lane.first, pack(ids)))
             else:
-                sealed = (len(ids) - 1) // chunk * chunk
-                parts += [(lane.key, lane.first + at, pack(ids[at : at + chunk])) for at in range(0, sealed, chunk)]
-                whole.append((*row[:_HEAD_COLUMNS], lane.first + sealed, pack(ids[sealed:])))
+                whole.append((*row[:_HEAD_COLUMNS], lane.first, pack(lane.ids or ())))
         self._write_empty(empty)
-        self._many(TABLES.write, whole)
         self._changed_all(TABLES.write_head, deep)
         if cleared and self._run(TABLES.any_part).get:
             list(in_parts(self._run, _DROP_PARTS, cleared))
         self._many(TABLES.drop_parts_before, passed)
+        self.put(whole)
+
+    def put(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Write rows that have all ids of their lanes, of which no parts are stored."""
+        full = self._chunk * ID_BYTES
+        whole: list[Sequence[Any]] = []
+        parts: list[tuple[bytes, int, bytes]] = []
+        for row in rows:
+            first, ids = row[_HEAD_COLUMNS:]
+            if not ids or len(ids) <= full:
+                whole.append(row)
+                continue
+            sealed = (len(ids) - 1) // full * full
+            parts += [(row[0], first + at // ID_BYTES, ids[at : at + full]) for at in range(0, sealed, full)]
+            whole.append((*row[:_HEAD_COLUMNS], first + sealed // ID_BYTES, ids[sealed:]))
+        self._many(TABLES.write, whole)
         self._many(TABLES.insert_part, parts)
 
     def _write_empty(self, values: list[Any]) -> None:

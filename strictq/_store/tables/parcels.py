@@ -22,8 +22,8 @@ from ..lane.ranges import Ranges
 
 LANE, DEAD, TROUBLE, DEDUP, STATE, FLOORS, APP, REST = range(1, 9)
 """What a row of a parcel is of. FLOORS: the number above which new lanes begin, that of the newest token, the features of the
-shard, the move, and the sends of transactions that had arrived. APP: rows of the program's own tables. REST:
-arrival numbers of messages that have arrived, and are to be deleted; then nothing else is left of the parcel."""
+shard, the move, and the sends of transactions that had arrived. APP: rows of the program's own tables. REST: arrival numbers of
+its messages, packed, which are swept last; then nothing else is left of the parcel."""
 COLUMNS: Final = 18
 SWEPT_MAX: Final = 1_024
 """So many messages are deleted in one transaction."""
@@ -63,17 +63,18 @@ def set_ranges(db: apsw.Connection, found: Ranges) -> None:
     db.execute(SHARD.write_meta, (NAME, found.to_text()))
 
 
-def put(db: apsw.Connection, rows: dict[int, Iterable[Row]]) -> int:
-    """Write a parcel. Return its number, which no other parcel of the shard ever has."""
+def put(db: apsw.Connection, rows: dict[int, Iterable[Row]], arrivals: Sequence[int]) -> None:
+    """Write a parcel, with a number that no other parcel of the shard ever has.
+
+    Args:
+        rows: by kind.
+        arrivals: the arrival numbers of its messages, in order.
+    """
     number = newest(db) + 1
     db.execute(SHARD.write_meta, (NUMBER, number))
-    _insert(db, number, rows)
-    return number
-
-
-def _insert(db: apsw.Connection, number: int, rows: dict[int, Iterable[Row]]) -> None:
     many: Any = db.executemany
-    for kind, some in rows.items():
+    rest = [(pack(arrivals[at : at + SWEPT_MAX]),) for at in range(0, len(arrivals), SWEPT_MAX)]
+    for kind, some in {**rows, REST: rest}.items():
         many(RANGES.put, [(number, kind, n, *row, *[None] * (COLUMNS - len(row))) for n, row in enumerate(some)])
 
 
@@ -101,8 +102,13 @@ def by_kind(rows: Iterable[Sequence[Any]]) -> dict[int, list[Row]]:
     return found
 
 
+def listed(found: Mapping[int, list[Row]]) -> list[int]:
+    """Return the arrival numbers of the messages of a parcel, dead letters included, in order, as they were listed."""
+    return [i for row in found.get(REST, ()) for i in unpack(row[0])]
+
+
 def arrivals(found: Mapping[int, list[Row]]) -> list[int]:
-    """Return the arrival numbers of the messages of a parcel, dead letters included, in order."""
+    """Return the same from all rows of a parcel, of which some may be lost."""
     of_lanes = (unresolved(LaneAtRest._make(row)) for row in found.get(LANE, ()))
     rest = (unpack(row[0]) for row in found.get(REST, ()))
     return sorted({row[1] for row in found.get(DEAD, ())}.union(*of_lanes, *rest))
@@ -126,11 +132,6 @@ def unresolved(row: LaneAtRest) -> set[int]:
 def sweep(db: apsw.Connection, number: int) -> tuple[list[int], bool]:
     """Forget a parcel that has arrived. Return some of its messages, which the caller deletes, and whether there are more."""
     rest: list[Any] = db.execute(RANGES.rest, (number, REST)).fetchall()
-    if rest:
-        db.execute(RANGES.drop_rest, (number, REST, rest[0][0]))
-        return unpack(rest[0][1]), len(rest) > 1
-    left = arrivals(rows(db, number))
-    db.execute(RANGES.sweep, (number,))
-    later = [(pack(left[at : at + SWEPT_MAX]),) for at in range(SWEPT_MAX, len(left), SWEPT_MAX)]
-    _insert(db, number, {REST: later})
-    return left[:SWEPT_MAX], bool(later)
+    n, some = rest[0] if rest else (0, b"")
+    db.execute(RANGES.sweep, (number, REST, n))
+    return unpack(some), len(rest) > 1
