@@ -250,7 +250,7 @@ CASES: list[tuple[str, Callable[[World], object], type[StrictqError], str]] = [
     ("merge another queue", lambda w: strictq.merge(w.closed("one"), w.closed("two")), InvalidArgument, "are different queues"),
     ("merge a living replica", lambda w: strictq.merge(w.home, w.closed()), ReadOnlyQueue, "is .*replica that receives changes"),
     ("merge nothing", lambda w: strictq.merge(w.place / "nowhere", w.closed()), QueueNotFound, "there is no queue"),
-    ("adopt while it is open", lambda w: strictq.adopt(w.q.path), StoreBusy, "open"),
+    ("adopt while it is open", lambda w: strictq.adopt(w.q.path), StoreBusy, "open, in this process or another"),
     ("adopt a living replica", lambda w: strictq.adopt(w.home), ReadOnlyQueue, "is .*replica that receives changes"),
     ("receive into the queue", lambda w: w.receive(w.q.path), InvalidArgument, "is a queue"),
     ("receive into other files", lambda w: w.receive("."), InvalidArgument, "contains other files"),

@@ -34,7 +34,9 @@ class Presence(Lock):
         """
         if not self._lock(shared=True, seconds=JOIN_SECONDS):
             self.leave()
-            raise StoreBusy("another process has exclusive access to the queue", shard=-1, hint=hints.SALVAGE_RUNS)
+            raise StoreBusy(
+                "the queue is closed to other users, in this process or another one", shard=-1, hint=hints.SALVAGE_RUNS
+            )
 
     def is_last(self) -> bool:
         """Return whether no other process holds it. Called by an object that is about to leave.
@@ -69,7 +71,9 @@ def held_alone(directory: Path) -> Iterator[None]:
     presence = Presence(directory, look=True)
     try:
         if not presence.alone(ALONE_SECONDS):
-            raise StoreBusy(f"another process has {directory} open; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+            raise StoreBusy(
+                f"{directory} is open, in this process or another one; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE
+            )
         yield
     finally:
         presence.leave()

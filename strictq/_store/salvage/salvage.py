@@ -66,7 +66,9 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
     presence = locks.Presence(path, look=True)
     if not presence.alone(ALONE_SECONDS):
         presence.leave()
-        raise StoreBusy("another process has the queue open", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+        raise StoreBusy(
+            "the queue is open, in this process or another one; nothing was made", shard=-1, hint=hints.CLOSE_EVERYWHERE
+        )
     working = out.with_name(f".{out.name}.{os.urandom(6).hex()}.new")
     made: list[Path] = []
     try:

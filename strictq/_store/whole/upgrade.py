@@ -47,7 +47,9 @@ def upgrade(
     presence = locks.Presence(directory)
     try:
         if not presence.alone(ALONE_SECONDS):
-            raise StoreBusy("another process has the queue open; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+            raise StoreBusy(
+                "the queue is open, in this process or another one; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE
+            )
         free = files.free_bytes(directory / layout.CATALOG)
         if free is not None and free < found.needs_bytes:
             raise StoreFull(
