@@ -167,6 +167,38 @@ def test_a_key_that_is_new_during_a_move(q: Queue, clock: FakeClock) -> None:
     assert q.check() == []
 
 
+@pytest.mark.parametrize("stop", ["_continue", "_end"])
+@pytest.mark.parametrize("act", ["nack", "send", "expire"])
+def test_a_keyless_message_must_wait_while_its_lane_moves(
+    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, act: str, stop: str
+) -> None:
+    """Its new lane is where the lane is that it was sent to, which has not left, or has arrived."""
+    q = disk(keyless="random", keyless_lanes=2, retry_delay_seconds=5.0)
+    for n in range(20):
+        q.send(b"%d" % n, key=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(moving.Moving, stop, lambda *_: None)
+        q.move(0, HI, to=None)
+    deliveries = q.receive(2, per_key=1, lease_seconds=1.0)
+    if act == "nack":
+        for d in deliveries:
+            d.nack(delay=5.0)
+    elif act == "send":
+        q.send(b"late", key=None, delay=5.0)
+    clock.advance(2.0)
+    q.receive(1)[0].lease.release()
+    assert q.topology().moving is not None
+    finish(q)
+    assert q.check() == []
+    clock.advance(100.0)
+    got = []
+    while deliveries := q.receive(100):
+        got += [d.body for d in deliveries]
+        q.ack_many(deliveries)
+    assert q.stats().depth == 0
+    assert sorted(got) == sorted([*(b"%d" % n for n in range(20)), *([b"late"] if act == "send" else [])])
+
+
 def test_a_key_that_was_forgotten_before_its_range_moved(disk: Opener, clock: FakeClock) -> None:
     q = disk(idle_lane_seconds=60.0)
     for _ in range(5):

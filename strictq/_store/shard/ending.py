@@ -15,7 +15,6 @@ from ..lane.entries import encode_keys
 from ..lane.live_lane import LiveLane
 from ..tables import dead, mark, outputs, trouble
 from . import history
-from .loading import parked_key
 from .shard_lanes import Tx
 
 
@@ -124,7 +123,7 @@ def park(tx: Tx, lane: LiveLane, arrival: int, seq: int, due: int | None = None)
         expires = store.log.times([arrival]).get(arrival, (None, None))[1] or 0
     if due is None:
         due = until or store.memory.due_of(lane, arrival, seq) or 0
-    aside = store.loader.lane(parked_key(lane.key, seq))
+    aside = store.loader.beside(lane, seq)
     store.append(
         kinds.PARK, [(lane, [arrival]), (aside, [seq, arrival])], deadline=due,
         holder=f"{starts},{crashes},{expires}", data=kinds.pack([arrival]),

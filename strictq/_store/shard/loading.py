@@ -117,6 +117,14 @@ class Loader:
             self.fill(lane)
         return lane
 
+    def beside(self, lane: LiveLane, seq: int) -> LiveLane:
+        """Return the lane in which a message of a lane is parked. It is created where that lane is, whoever owns its range."""
+        before, self.replays = self.replays, True
+        try:
+            return self.lane(parked_key(lane.key, seq))
+        finally:
+            self.replays = before
+
     def adopt(self, row: LaneAtRest) -> LiveLane:
         """Make a lane what its row says, with a window at its head."""
         want = max(self.memory.limits.head, row.held or 0)

@@ -179,7 +179,9 @@ def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk
     """
     run: Any = db.execute
     start, keys, messages = after, list[bytes](), 0
-    while messages < MESSAGES_MAX and len(keys) < LANES_MAX and (rows := run(RANGES.keys_after, (after, 2 * LANES_MAX)).fetchall()):
+    while (
+        messages < MESSAGES_MAX and len(keys) < LANES_MAX and (rows := run(RANGES.keys_after, (after, 2 * LANES_MAX)).fetchall())
+    ):
         for key, deep, _ in rows:
             after = key
             if not passage.has(hash_of(key)):
