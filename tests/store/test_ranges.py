@@ -787,6 +787,44 @@ def test_hashes_that_no_shard_owns_go_to_the_one_that_has_their_lanes(q: Queue, 
     assert q.send(b"", key=MOVING).seq == (4 if has_lanes else 1)
 
 
+def test_each_hash_has_one_owner_at_any_time(q: Queue, disk: Opener, clock: FakeClock) -> None:
+    prepare(q, clock)
+    other = disk()
+
+    def look() -> None:
+        spans = sorted(span for one in other.topology().shards for span in one.ranges)
+        assert [lo for lo, _ in spans] == [0, *(hi + 1 for _, hi in spans[:-1])]
+        assert spans[-1][1] == HI
+
+    with small_steps(), after_each_commit(look):
+        q.split(0)
+        q.merge(1, into=0)
+        with unfinished():
+            q.move(LO, HI, to=1)
+        q.cancel_move()
+    assert other.topology().moving is None
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_the_topology_while_another_process_moves_ranges(
+    q: Queue, disk: Opener, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    q.move(LO, HI, to=None)
+    other = disk()
+    looks = 0
+    look = Shard.view
+
+    def view(shard: Shard, read: Any) -> Any:
+        nonlocal looks
+        found = look(shard, read)
+        if shard in store_of(q).shards and (looks := looks + 1) == at + 1:
+            other.merge(1, into=0)
+        return found
+
+    monkeypatch.setattr(Shard, "view", view)
+    assert [one.ranges for one in q.topology().shards] == [((0, HI),), ()]
+
+
 @pytest.mark.parametrize("at", range(4))
 def test_check_while_another_process_adds_shards_and_moves(
     q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, at: int

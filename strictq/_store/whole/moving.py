@@ -175,21 +175,37 @@ def topology(store: Movable) -> Topology:
 
     if store.directory is not None:
         store.learn_shards()  # another process may have added some
+    before, found = None, _all_counts(store)
+    while before != (before := {number: ranges for number, (ranges, *_) in found.items()}):
+        found = _all_counts(store)  # another process may move ranges while they are read
+    own = {number: ranges.own for number, ranges in before.items()}
     running: Move | None = None
-    found: list[tuple[int, Ranges, int, int, int]] = []
-    for shard in store.everywhere():
-        ranges, lanes, messages, sent = shard.view(partial(_counts, shard=shard))
-        found.append((shard.number, ranges, lanes, messages, sent))
-        if ranges.leaving is not None:
-            running = Move(shard.number, ranges.leaving.shard, ranges.leaving.lo, ranges.leaving.hi)
-    sends = sum(sent for *_, sent in found)
+    if (moves := _running(before)) is not None:
+        number, passage = moves
+        running = Move(number, passage.shard, passage.lo, passage.hi)
+        if passage.shard in before and before[passage.shard].owns(passage.lo):  # it ends now
+            own[number] = before[number].without(passage.lo, passage.hi).own
+    sends = sum(sent for *_, sent in found.values())
     return Topology(
         tuple(
-            ShardRange(number, ranges.own, messages, lanes, sent / sends if sends else 0.0, retired=not ranges.own)
-            for number, ranges, lanes, messages, sent in found
+            ShardRange(number, own[number], messages, lanes, sent / sends if sends else 0.0, retired=not own[number])
+            for number, (_, lanes, messages, sent) in found.items()
         ),
         running,
     )
+
+
+def _all_counts(store: Movable) -> dict[int, tuple[Ranges, int, int, int]]:
+    return {shard.number: shard.view(partial(_counts, shard=shard)) for shard in store.everywhere()}
+
+
+def _running(found: Mapping[int, Ranges]) -> tuple[int, Passage] | None:
+    """Return the move that has begun and has not ended, with the shard that the range leaves.
+
+    One that was cancelled is there until the one that brings everything back is in both shards.
+    """
+    leaving = [(number, ranges.leaving) for number, ranges in found.items() if ranges.leaving is not None]
+    return max(leaving, key=lambda one: one[1].cancelled, default=None)
 
 
 class InUse:
@@ -372,15 +388,14 @@ class Moving:
             lock.leave()
 
     def running(self) -> tuple[Shard, Shard, Passage] | None:
-        """Return the move that has begun and has not ended: the shard that the range leaves, and the other one."""
-        leaving = [(shard, passage) for shard in self._store.healthy() if (passage := self._ranges(shard).leaving) is not None]
-        if not leaving:
+        """Return the move that runs: the shard that the range leaves, and the other one."""
+        found = _running({shard.number: self._ranges(shard) for shard in self._store.healthy()})
+        if found is None:
             return None
-        # A move that was cancelled is there until the one that brings everything back is in both shards.
-        source, passage = max(leaving, key=lambda one: one[1].cancelled)
-        if passage.shard >= len(self._store.shards):
+        number, passage = found
+        if max(number, passage.shard) >= len(self._store.shards):
             self._store.learn_shards()
-        return source, self._store.shards[passage.shard], passage
+        return self._store.shards[number], self._store.shards[passage.shard], passage
 
     def _move(self, source: Shard, target: Shard, lo: int, hi: int, done: _Progress, on_progress: OnProgress | None) -> None:
         """Move a range that `source` owns."""
