@@ -927,8 +927,8 @@ MUTATIONS = [
     _store(
         "a cancelled move is continued before the one that brings everything back",
         "whole/moving.py",
-        "max(leaving, key=lambda one: one[1].cancelled)",
-        "leaving[0]",
+        "max(leaving, key=lambda one: one[1].cancelled, default=None)",
+        "next(iter(leaving), None)",
         *RANGES,
     ),
     _store(
@@ -1035,6 +1035,13 @@ MUTATIONS = [
         "                    store.note_owner(lo, hi, shard.number)",
         "                    pass",
         RANGE_CONTENTS,
+    ),
+    _store(
+        "a range moves until no batch of a named consumer has a lane of it, in whatever step it was passed",
+        "whole/moving.py",
+        "            waits += left.waits\n",
+        "            waits = left.waits\n",
+        *RANGES,
     ),
     _store(
         "new batches of named consumers leave a moving range alone",

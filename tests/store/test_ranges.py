@@ -702,6 +702,26 @@ def test_batches_of_a_named_consumer_go_on(disk: Opener, monkeypatch: pytest.Mon
     assert q.check() == []
 
 
+def test_a_range_stays_until_no_batch_has_a_lane_of_it(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also lanes that an earlier step of the move has passed."""
+    monkeypatch.setattr(moving, "WAIT_SECONDS", 0.1)
+    q = disk()
+    q.send_many([Message(b"%d" % n, key=f"key-{n % 40}") for n in range(200)])
+    h = holder(q)
+    taken = read(q, h, h.take(0, messages_max=12))
+    with small_steps(), pytest.raises(MoveBlocked, match="named consumer's batch"):
+        q.move(0, HI, to=None)
+    assert q.topology().moving is not None
+    assert q.send(b"200", key="key-0").seq == 6
+    h.ack(1)
+    finish(q)
+    taken += recorded_batches.drain(q, h, messages_max=60)
+    assert [int(body) for key, _, body in taken if key == "skey-0"] == [0, 40, 80, 120, 160, 200]
+    assert len(taken) == 201
+    h.close()
+    assert q.check() == []
+
+
 def test_a_backup_and_a_salvage_of_moved_ranges(q: Queue, tmp_path: Path, clock: FakeClock) -> None:
     prepare(q, clock)
     q.move(LO, HI, to=None)

@@ -430,6 +430,7 @@ class Moving:
         sweep(source, target)
         until = self._until()
         after: bytes | None = b""
+        waits = 0  # since the search began with the first lane
         while after is not None:
             # Most of a large shard may be outside the range. It is read without the write lock.
             chunk = source.lanes.memory.limits.chunk
@@ -450,14 +451,15 @@ class Moving:
             if on_progress is not None:
                 on_progress(done.messages, done.messages + self._left(source, passage, done.messages))
             after = left.after
-            if after is None and left.waits:
+            waits += left.waits
+            if after is None and waits:
                 if time.monotonic() > until:
                     raise MoveBlocked(
-                        f"{left.waits} keys of the range are leased to a named consumer's batch; the rest has moved",
+                        f"{waits} keys of the range are leased to a named consumer's batch; the rest has moved",
                         hint=hints.END_BATCHES,
                     )
                 time.sleep(PAUSE_SECONDS)
-                after = b""
+                after, waits = b"", 0
         if self._cancelled(source, passage) is None:
             self._bring_loose(source, target, passage, done)
         if self._cancelled(source, passage) is None:
