@@ -146,13 +146,23 @@ def rows_in_the_way(db: apsw.Connection, shard: int, lo: int, hi: int) -> str | 
     return None
 
 
-def long_key(store: ShardLanes, spans: Sequence[tuple[int, int]], most: int) -> tuple[bytes, int] | None:
-    """Return a key of these ranges with more than so many messages, or rows of the program, and how many. None: there is none."""
-    loaded = store.memory.lanes
-    deep: list[Any] = [(key, lane.tail - lane.first + 1) for key, lane in loaded.items()]
-    deep += [row for row in store.run(RANGES.deep, (most,)).fetchall() if row[0] not in loaded]
-    for table in app_rows.keyed(store.db, store.shard)[0]:
-        deep += [(key, n) for value, n in app_rows.often(store.db, table, most) if (key := app_rows.key_of(value)) is not None]
+def depths(store: ShardLanes) -> dict[bytes, int]:
+    """Return how many positions of each loaded lane are unresolved."""
+    return {key: lane.tail - lane.first + 1 for key, lane in store.memory.lanes.items()}
+
+
+def long_key(
+    db: apsw.Connection, shard: int, loaded: Mapping[bytes, int], spans: Sequence[tuple[int, int]], most: int
+) -> tuple[bytes, int] | None:
+    """Return a key of these ranges with more than so many messages, or rows of the program, and how many. None: there is none.
+
+    Args:
+        loaded: see `depths`. The rows of other lanes are read.
+    """
+    deep: list[Any] = [*loaded.items()]
+    deep += [row for row in db.execute(RANGES.deep, (most,)).fetchall() if row[0] not in loaded]
+    for table in app_rows.keyed(db, shard)[0]:
+        deep += [(key, n) for value, n in app_rows.often(db, table, most) if (key := app_rows.key_of(value)) is not None]
     return next(((key, n) for key, n in deep if n > most and any(lo <= hash_of(key) <= hi for lo, hi in spans)), None)
 
 
@@ -645,7 +655,7 @@ def admit(tx: Tx, key: bytes, move: str, floor: int) -> None:
 
 
 __all__ = [
-    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "has_lane_within",
-    "inlet", "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival", "note_sends",
-    "of_shard", "own", "read", "rows_in_the_way", "sends_arrived", "sends_inlet", "set_ranges", "sweep", "tell",
+    "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "depths",
+    "has_lane_within", "inlet", "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival",
+    "note_sends", "of_shard", "own", "read", "rows_in_the_way", "sends_arrived", "sends_inlet", "set_ranges", "sweep", "tell",
 ]  # fmt: skip

@@ -606,7 +606,9 @@ class Moving:
                 raise MoveBlocked(f"writer {batch[0]!r} has an incomplete batch; nothing was changed", hint=hints.FINISH_BATCH)
         store.refresh_app_schema()
         source.look(lambda db: steps.app_tables(db, source.number))
-        if not long_pause and (found := source.survey(lambda lanes: steps.long_key(lanes, spans, LONG_LANE))) is not None:
+        loaded = source.view(steps.depths)  # a survey would replay all that was not folded
+        found = source.look(lambda db: steps.long_key(db, source.number, loaded, spans, LONG_LANE))
+        if not long_pause and found is not None:
             key, rows = found
             raise MoveBlocked(
                 f"key {decode_key(key)!r} has {rows:,} messages or rows: it would wait for about {rows / LONG_RATE:.0f} s; "
