@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import Counter
@@ -15,7 +16,6 @@ from .._platform.extras import need
 from .._platform.log import Log
 from .._values import hints
 from .._values.errors import ConfigError, QueueNotFound, ServerRefused, ServerUnreachable, StrictqError
-from .direct import DirectClient, require_whole
 from .url import QueueUrl
 
 log: Final = Log("strictq.remote")
@@ -88,7 +88,7 @@ def failure_of(error: BaseException) -> CallFailure | None:
         return of_code(str(found.get("Code", "")), str(found.get("Message", "")), fault=status < 500, status=status)
     if isinstance(error, sdk.ParamValidationError):
         return None
-    if isinstance(error, ResponseParserError):  # of a proxy or a captive portal
+    if isinstance(error, ResponseParserError | UnicodeDecodeError):  # of a proxy or a captive portal
         return CallFailure("again", type(error).__name__, str(error), sent=True)
     if isinstance(error, sdk.BotoCoreError | OSError):
         unsent = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.NoCredentialsError, sdk.CredentialRetrievalError)
@@ -140,7 +140,7 @@ def permission_of(action: str) -> str:
 
 
 def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> Any:
-    """Return a client of boto3 that repeats nothing by itself: a hidden repetition makes the start of a lease unknown.
+    """Return a boto3 client that repeats nothing by itself: a hidden repetition makes the start of a lease unknown.
 
     Raises:
         MissingExtra: boto3 is not installed.
@@ -160,22 +160,39 @@ def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> An
     try:
         session = boto3.session.Session()
         region = place.region or session.region_name or USUAL_REGION
-        client = session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
-        return DirectClient(client, session.get_credentials())
+        return session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as e:
         raise ConfigError(f"boto3 made no client: {e}", hint=hints.CREDENTIALS) from e
 
 
-def refuse_cut_answers(client: Any) -> None:
-    """Make a client of the SDK raise for an answer that the connection cut off. One that is not the SDK's is left as it is."""
+def refuse_wrong_answers(client: Any) -> None:
+    """Make a client of the SDK raise for an answer that the connection cut off, or that is not JSON, as a captive portal's.
+
+    botocore does not compare the length of an answer with its header. It takes both for an empty success, which would be a
+    receive without messages. A client that is not the SDK's is left as it is.
+    """
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is not None:
-        events.register("response-received.sqs", _check_length, unique_id="strictq-answer-length")
+        events.register("response-received.sqs", _check_answer, unique_id="strictq-answer")
 
 
-def _check_length(response_dict: Mapping[str, Any] | None = None, **_: Any) -> None:
-    if response_dict is not None:  # otherwise there is an exception already
-        require_whole(response_dict["headers"], response_dict["body"])
+def _check_answer(response_dict: Mapping[str, Any] | None = None, **_: Any) -> None:
+    from botocore.exceptions import IncompleteReadError
+    from botocore.parsers import ResponseParserError
+
+    if response_dict is None:  # there is an exception already
+        return
+    headers, body = response_dict["headers"], response_dict["body"]
+    length = str(headers.get("content-length", ""))
+    # Without a length it ended among its headers, unless its body has none by intent.
+    whole = int(length) == len(body) if length.isdigit() else bool(body) or "transfer-encoding" in headers
+    if not whole:
+        raise IncompleteReadError(actual_bytes=len(body), expected_bytes=length or "unknown")
+    if body and response_dict["status_code"] < 300:
+        try:
+            json.loads(body)
+        except ValueError as e:
+            raise ResponseParserError(f"the answer is not one of SQS: {e}") from e
 
 
 class Waits:
@@ -267,7 +284,7 @@ class RemoteEndpoint:
     """
 
     def __init__(self, client: Any, place: QueueUrl, clock: Clock) -> None:
-        refuse_cut_answers(client)
+        refuse_wrong_answers(client)
         self.client = client
         self.place = place
         self.clock = clock
