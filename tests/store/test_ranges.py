@@ -389,6 +389,21 @@ def test_messages_stay_until_their_lanes_have_arrived(q: Queue, clock: FakeClock
     assert q.check() == [], "what is left of them is noted as resolved"
 
 
+@pytest.mark.parametrize("step", ["arrive", "sweep"])
+def test_a_parcel_that_an_older_version_put(q: Queue, clock: FakeClock, step: str) -> None:
+    """It does not list its messages."""
+    prepare(q, clock)
+    before = seen(q)
+    stop_at(q, step)
+    connection_of(q).execute(f"DELETE FROM parcel WHERE kind = {parcels.REST}")
+    assert q.check() == []
+    assert seen(q) == before
+    finish(q)
+    assert seen(q) == before
+    assert parcels_of(q) == []
+    assert q.check() == []
+
+
 def rows_of(q: Queue, arrivals: list[int]) -> int:
     found: list[Any] = connection_of(q).execute("SELECT id FROM message").fetchall()
     return len({i for (i,) in found}.intersection(arrivals))

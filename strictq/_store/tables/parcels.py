@@ -103,8 +103,10 @@ def by_kind(rows: Iterable[Sequence[Any]]) -> dict[int, list[Row]]:
 
 
 def listed(found: Mapping[int, list[Row]]) -> list[int]:
-    """Return the arrival numbers of the messages of a parcel, dead letters included, in order, as they were listed."""
-    return [i for row in found.get(REST, ()) for i in unpack(row[0])]
+    """Return the arrival numbers of the messages of a parcel, dead letters included, in order."""
+    if REST not in found:  # it has no messages, or an older version put it
+        return arrivals(found)
+    return [i for row in found[REST] for i in unpack(row[0])]
 
 
 def arrivals(found: Mapping[int, list[Row]]) -> list[int]:
@@ -132,6 +134,6 @@ def unresolved(row: LaneAtRest) -> set[int]:
 def sweep(db: apsw.Connection, number: int) -> tuple[list[int], bool]:
     """Forget a parcel that has arrived. Return some of its messages, which the caller deletes, and whether there are more."""
     rest: list[Any] = db.execute(RANGES.rest, (number, REST)).fetchall()
-    n, some = rest[0] if rest else (0, b"")
+    n, some = (rest[0][0], unpack(rest[0][1])) if rest else (0, listed(rows(db, number)))
     db.execute(RANGES.sweep, (number, REST, n))
-    return unpack(some), len(rest) > 1
+    return some, len(rest) > 1
