@@ -778,6 +778,13 @@ MUTATIONS = [
         ("tests/unit/test_tenants.py",),
     ),
     Mutation(
+        "what a claim took of a rate and did not use is returned",
+        "strictq/_store/shard/permits.py",
+        "            if permit.taken > permit.used:\n",
+        "            if False:\n",
+        ("tests/store/test_rates.py",),
+    ),
+    Mutation(
         "what a refused send took of a rate is returned",
         "strictq/_store/whole/quotas.py",
         "        except StrictqError:\n            self._return(taken)\n            raise\n",

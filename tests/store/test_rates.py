@@ -20,6 +20,27 @@ from strictq._store.shard.leases import Request
 from strictq._store.whole.receive import receive
 from strictq._values.tenants import TenantRules
 from strictq.testing import FakeClock
+from tests.support.queues import Opener
+
+
+def test_a_claim_takes_of_a_rate_once_and_returns_the_rest(
+    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = disk(tenant_separator="/")
+    q.limit("a", receive_rate=1.0, burst=50)
+    q.send_many([Message(b"", key=f"{name}/{n}") for n in range(20) for name in "ab"])
+    wanted: list[int] = []
+    take = RateFile.take
+
+    def taken(self: RateFile, name: bytes, rate: Rate, n: int, **how: bool) -> tuple[int, int]:
+        wanted.append(n)
+        return take(self, name, rate, n, **how)
+
+    monkeypatch.setattr(RateFile, "take", taken)
+    assert len(q.receive(40)) == 40
+    assert len([n for n in wanted if n]) == 1
+    q.send_many([Message(b"", key=f"a/more {n}") for n in range(40)])
+    assert len(q.receive(100)) == 30
 
 
 def test_messages_too_large_for_a_claim_take_nothing_of_the_rate(tmp_path: Path) -> None:

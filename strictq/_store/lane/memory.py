@@ -164,16 +164,6 @@ class ShardMemory:
             return self.counts.sole
         return COMMON if self.tenancy is not None and not self.tenancy.separator else None
 
-    def _part_tenants(self, sole: bytes | None) -> None:
-        """Let tenants take turns from now on, because several have messages. If few lanes are ready, that is left to claims.
-
-        Args:
-            sole: the one that had all messages. None: several had some.
-        """
-        order = self.order
-        if order.tenancy is not None and order.turns is None and not order.is_short:
-            order.begin_turns(sole, self.lanes)
-
     # ---- lanes
 
     def new_token(self) -> int:
@@ -339,10 +329,10 @@ class ShardMemory:
         if rows[0][0] <= self.mark.counted_top:
             n -= bisect_right(rows, self.mark.counted_top, key=_ID_OF)
         if self.counts is not None and n:
-            sole = self.counts.sole
+            sole, order = self.counts.sole, self.order
             self.counts.arrived(lanes if n == len(rows) else lanes[-n:], self.totals.pending)
-            if self.counts.sole is None:
-                self._part_tenants(sole)
+            if self.counts.sole is None and order.tenancy is not None and order.turns is None and not order.is_short:
+                order.begin_turns(sole, self.lanes)  # otherwise, a claim that leaves messages does it
         self.totals.sends += n
         self.totals.pending += n
         dirty, seen = self.dirty, self.seen
@@ -426,10 +416,7 @@ class ShardMemory:
             self.at = entry[2]
         counts = self.counts
         if counts is not None and entry[1] in COUNTED and self._counts(entry):
-            sole = counts.sole
             counts.apply(entry, groups)
-            if counts.sole is None:
-                self._part_tenants(sole)  # a message of another one is redriven
         try:
             effect(self, entry, groups)
             if counts is not None and counts.leased is not None:

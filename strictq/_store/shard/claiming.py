@@ -17,10 +17,9 @@ from ..._values import retries
 from ..._values.config import QueueConfig
 from ..._values.tenants import COMMON
 from ..commit.tx import SECOND
-from ..disk.rate_file import RECEIVE, Rate
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
-from ..lane.live_lane import TAKEN, LiveLane
+from ..lane.live_lane import TAKEN, LiveLane, messages_of_tenants
 from ..lane.memory import M_BODY, M_EXPIRES, M_ID, M_OPTS, Group, MessageRow
 from ..lane.order import place_of_arrival, place_of_retry
 from ..lane.turns import ReadyLanes, Tenant, TenantTurns
@@ -29,6 +28,7 @@ from . import ending, expiring, history
 from .leases import KEY, Claimed, Request, Row
 from .loading import NeedsTransactionError
 from .messages import row_of
+from .permits import Permits
 from .shard_lanes import ShardLanes, Tx
 
 LOADED_TOGETHER: Final = 32
@@ -138,9 +138,9 @@ class Claiming:
         """The tenants that the running plan charged, and their times before."""
         self._owed: list[tuple[Tenant, int]] = []
         """What these tenants owed their sidelined lanes before the running plan."""
-        self._permit: tuple[bytes, Rate, int] | None = None
-        """What the rate of the last lane's tenant permits to take. `_used`: what the running plan took of such tenants."""
-        self._used: list[tuple[bytes, Rate, int]] = []
+        self._in_flight: dict[bytes, list[int]] = {}
+        """By tenant, the deadlines of its leases when the running plan looked for them."""
+        self.permits = Permits(store.rates)
         self._tx: Tx | None = None
         self.cut_short = False
         """Whether the last plan left work that is bounded to the next claim."""
@@ -161,12 +161,11 @@ class Claiming:
             self._settle_turns(tenancy, now)
         turns = self._memory.order.turns
         if turns is not None:
-            self._leased = Counter()
+            self._leased, self._in_flight = Counter(), {}
             if turns.blocked_until < NEVER:
                 turns.unblock(self._store.rates.now())
         self._now, self._elsewhere = now, request.elsewhere or {}
-        if self._used or self._permit is not None:
-            self._return_permits()  # of a plan that was interrupted, or rolled back
+        self._return_permits()  # of a plan that was interrupted, or rolled back
         groups: list[Group] = []
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
@@ -250,9 +249,8 @@ class Claiming:
             self._list_again(passed)
         if turns is not None:
             self._uncharge()
-            self._use_permit(0)
-            if bytes_left is not None and self._used:
-                self._return_cut(turns, groups)
+            if self.permits:
+                self._return_cut(groups)
             if drained and not turns.rules.withholds_some:
                 self._memory.order.end_turns(None)
         elif named is None and not bounded and self._is_contended():
@@ -298,66 +296,40 @@ class Claiming:
 
     def _return_permits(self) -> None:
         """Return what tenants were permitted for a claim that is not written."""
-        self._use_permit(0)
-        used, self._used = self._used, []
-        for name, rate, n in used:
-            self._give(name, rate, n)
+        if self.permits and self.permits.return_all():
+            self._unblock_all()
 
-    def _give(self, name: bytes, rate: Rate, messages: int) -> None:
-        """Return what a tenant was permitted. The same plan may have found it throttled meanwhile."""
-        self._store.rates.give(name, rate, messages)
+    def _return_cut(self, groups: list[Group]) -> None:
+        """Return what tenants were permitted and do not get, such as for messages that are too large for the claim."""
+        turns = self._memory.order.turns
+        assert turns is not None
+        self.permits.limit_to(messages_of_tenants(groups, turns.rules.separator)[0])
+        if self.permits.return_unused():
+            self._unblock_all()
+
+    def _unblock_all(self) -> None:
+        """Let tenants take turns that the plan found throttled, perhaps only by what it has returned."""
         turns = self._memory.order.turns
         if turns is not None and turns.blocked_until < NEVER:
             turns.unblock(NEVER - 1)
 
-    def _return_cut(self, turns: TenantTurns, groups: list[Group]) -> None:
-        """Return what tenants were permitted for messages that are too large for the claim."""
-        got: Counter[bytes] = Counter()
-        for lane, ids in groups:
-            got[RECEIVE + turns.of(lane).name] += len(ids)
-        used, self._used = self._used, []
-        for name, rate, n in used:
-            kept = min(n, got[name])
-            got[name] -= kept
-            if kept < n:
-                self._give(name, rate, n - kept)
-            self._used.append((name, rate, kept))
-
-    def keep_permits(self) -> None:
-        """Note that the last plan is written."""
-        self._used = []
-
     def _permitted(self, turns: TenantTurns, lane: LiveLane, limit: int, room: int) -> int:
         """Return how many messages of a lane that was taken its tenant's rate permits. If it is none, the lane goes back."""
         tenant = turns.of(lane)
-        permitted = turns.rules.of(tenant.name)
+        rule = turns.rules.of(tenant.name)
         limit = tenant.permitted(-lane.listed, limit, room)
-        self._use_permit(0)
-        if permitted.receive_rate is None:
+        if rule.receive_rate is None:
             return limit
-        name, rate = RECEIVE + tenant.name, Rate(permitted.receive_rate, permitted.burst)
-        taken, wait = self._store.rates.take(name, rate, limit)
-        if taken:
-            self._permit = name, rate, taken
-        else:  # another process was faster
+        permitted, wait = self.permits.take(tenant.name, rule, room)
+        if not permitted:  # another process was faster
             self._list_again([lane])
             turns.block(tenant, self._store.rates.now() + min(wait, SECOND))
-        return taken
-
-    def _use_permit(self, messages: int) -> None:
-        """Return what the tenant of the last lane was permitted and does not get."""
-        name, rate, taken = self._permit or (b"", None, 0)
-        self._permit = None
-        if rate is not None and taken > messages:
-            self._store.rates.give(name, rate, taken - messages)
-        if rate is not None and messages:
-            self._used.append((name, rate, messages))
+        return min(limit, permitted)
 
     def _charge(self, turns: TenantTurns, lane: LiveLane, messages: int) -> None:
         """Charge a tenant until the end of the plan. The entry of the claim charges it for good, in every process."""
         tenant = turns.of(lane)
-        if self._permit is not None:
-            self._use_permit(messages)
+        self.permits.use(tenant.name, messages)
         if tenant.old is not None:
             self._owed.append((tenant, tenant.owed))
             tenant.note_taken(-lane.listed, messages)
@@ -486,7 +458,7 @@ class Claiming:
             self._settle_turns(order.tenancy, now)
         if order.turns is not None:
             order.turns.unblock(self._store.rates.now())
-            self._now, self._elsewhere, self._leased = now, {}, Counter()
+            self._now, self._elsewhere, self._leased, self._in_flight = now, {}, Counter(), {}
             self._first_with_work(order.turns)
         for statement, cursor in (
             *(((resting.READY, order.ready_rest),) if order.turns is None else ()),
@@ -612,14 +584,15 @@ class Claiming:
             return until
         if limit.receive_rate is None:
             return None
-        rates = self._store.rates
-        _, wait = rates.take(RECEIVE + tenant.name, Rate(limit.receive_rate, limit.burst), 0)
-        return rates.now() + min(wait, SECOND) if wait else None  # another process may return what it does not use
+        wait = self.permits.wait(tenant.name, limit)
+        return self._store.rates.now() + min(wait, SECOND) if wait else None  # another process may return what it does not use
 
     def _slots_full_until(self, tenant: bytes, concurrency: int) -> int | None:
         """Return until when, by the boot clock, a tenant has as many keys in flight as it may have. None: it has fewer."""
-        counts = self._memory.counts
-        ends = [] if counts is None else counts.in_flight(tenant, self._now)
+        ends = self._in_flight.get(tenant)
+        if ends is None:
+            counts = self._memory.counts
+            ends = self._in_flight[tenant] = [] if counts is None else counts.in_flight(tenant, self._now)
         elsewhere = self._elsewhere.get(tenant, 0)
         if len(ends) + self._leased[tenant] + elsewhere < concurrency:
             return None
@@ -858,7 +831,7 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
     store = tx.lanes
     holder = encode_holder(request.consumer, request.charge, request.starts)
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
-    of(store).keep_permits()
+    of(store).permits.keep()
     if request.charge_all:
         started = [(lane, ids[-1:]) for lane, ids in groups if len(ids) > 1]  # the start of a message is that of all before it
         if started:
@@ -908,7 +881,7 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
     entry = (memory.seen + 1, kinds.CLAIM, at, memory.top, out.token, out.deadline, holder, encode_groups(groups))
     try:
         if store.append_alone(entry, groups):
-            of(store).keep_permits()
+            of(store).permits.keep()
             return True
     except apsw.BusyError:  # another process is writing: nothing changed, and the lanes that the plan took are ready
         memory.unsure = True
