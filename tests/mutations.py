@@ -815,7 +815,7 @@ MUTATIONS = [
     Mutation(
         "tenants take turns once a claim leaves messages",
         "strictq/_store/shard/claiming.py",
-        "memory.sole_tenant is None and self._first_listed() < NEVER",
+        "self._memory.sole_tenant is None and self._first_listed() < NEVER",
         "False",
         ("tests/unit/test_tenants.py",),
     ),

@@ -157,15 +157,16 @@ class Claiming:
         if self._memory.unplaced:
             self._loader.place_all()
         tenancy = self._memory.order.tenancy
-        if tenancy is not None and (self._memory.order.turns is not None or tenancy.rules.withholds_some):
-            self._settle_turns(tenancy, now)
+        if tenancy is not None:
+            self._return_permits()  # of a plan that was interrupted, or rolled back
+            if self._memory.order.turns is not None or tenancy.rules.withholds_some:
+                self._settle_turns(tenancy, now)
         turns = self._memory.order.turns
         if turns is not None:
             self._leased, self._in_flight = Counter(), {}
             if turns.blocked_until < NEVER:
                 turns.unblock(self._store.rates.now())
         self._now, self._elsewhere = now, request.elsewhere or {}
-        self._return_permits()  # of a plan that was interrupted, or rolled back
         groups: list[Group] = []
         passed: list[LiveLane] = []
         room, cull, bytes_left = request.room, CULL_STEP, request.bytes_max
@@ -253,7 +254,7 @@ class Claiming:
                 self._return_cut(groups)
             if drained and not turns.rules.withholds_some:
                 self._memory.order.end_turns(None)
-        elif named is None and not bounded and self._is_contended():
+        elif tenancy is not None and named is None and not bounded and self._is_contended():
             self.refuse()
             self._memory.order.begin_turns(None, self._memory.lanes)
             return self.plan(request, now, config, tx)
@@ -261,8 +262,7 @@ class Claiming:
 
     def _is_contended(self) -> bool:
         """Return whether several tenants have messages, and the plan leaves some that are ready, so that turns matter."""
-        memory = self._memory
-        return memory.order.tenancy is not None and memory.sole_tenant is None and self._first_listed() < NEVER
+        return self._memory.sole_tenant is None and self._first_listed() < NEVER
 
     def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:
         """Let tenants take turns only while that is another order than that of arrival: it costs more for each lane."""
