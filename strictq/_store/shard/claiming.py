@@ -299,6 +299,11 @@ class Claiming:
         if self.permits and self.permits.return_all():
             self._unblock_all()
 
+    def keep_permits(self) -> None:
+        """Note that the last plan is written."""
+        if self._memory.order.tenancy is not None:
+            self.permits.keep()
+
     def _return_cut(self, groups: list[Group]) -> None:
         """Return what tenants were permitted and do not get, such as for messages that are too large for the claim."""
         turns = self._memory.order.turns
@@ -831,7 +836,7 @@ def write(tx: Tx, request: Request, out: Claimed, groups: list[Group]) -> None:
     store = tx.lanes
     holder = encode_holder(request.consumer, request.charge, request.starts)
     store.append(kinds.CLAIM, groups, token=out.token, deadline=out.deadline, holder=holder)
-    of(store).permits.keep()
+    of(store).keep_permits()
     if request.charge_all:
         started = [(lane, ids[-1:]) for lane, ids in groups if len(ids) > 1]  # the start of a message is that of all before it
         if started:
@@ -881,7 +886,7 @@ def write_alone(store: ShardLanes, out: Claimed, groups: list[Group], request: R
     entry = (memory.seen + 1, kinds.CLAIM, at, memory.top, out.token, out.deadline, holder, encode_groups(groups))
     try:
         if store.append_alone(entry, groups):
-            of(store).permits.keep()
+            of(store).keep_permits()
             return True
     except apsw.BusyError:  # another process is writing: nothing changed, and the lanes that the plan took are ready
         memory.unsure = True
