@@ -49,6 +49,8 @@ def test_spark_connect_is_refused_before_anything_is_received(q: Queue) -> None:
     """Its session has no context. A pipeline would notice that in its first batch."""
 
     class Connected:
+        dataSource = None
+
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"`{name}` is not supported in Spark Connect")
 

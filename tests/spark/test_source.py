@@ -284,8 +284,11 @@ def test_a_query_that_stops_gives_back_the_batch_that_it_recorded_ahead(
         query.stop()
     assert any(ahead)
     until(lambda: not q.consumers()[0].active)
-    assert q.stats().in_flight <= most, "the batch in work"
-    assert q.consumers()[0].open <= 1
+    stats = q.stats()
+    committed = most * sum(not file.name.startswith(".") for file in (checkpoint / "commits").iterdir())
+    unacked = committed - (len(keys) - stats.depth)  # the next start acks them
+    assert stats.in_flight - unacked <= most, "the batch in work"
+    assert q.consumers()[0].open - unacked // most <= 1
     run(load(spark, q.path, maxMessagesPerTrigger=most), checkpoint, ledger)
     ledger.require(dict.fromkeys(keys, 1))
 
