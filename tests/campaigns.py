@@ -181,8 +181,8 @@ def flip_bits(seed: int, place: Path) -> Numbers:
     """One bit, in copies of a closed queue."""
     name, checkpointed, durability = flips.FILES[seed % len(flips.FILES)]
     made = flips.original(fresh(place), checkpointed=checkpointed, durability=durability)
-    told = flips.flip_some(made, name, random.Random(seed), FLIPS)
-    return Counter({"flips": FLIPS, "told": told})
+    reported = flips.flip_some(made, name, random.Random(seed), FLIPS)
+    return Counter({"flips": FLIPS, "reported": reported})
 
 
 def sqs_kills(seed: int, place: Path) -> Numbers:
@@ -326,7 +326,7 @@ class Progress:
     seeds: list[int] = attrs.Factory(list)
     broken: list[int] = attrs.Factory(list)
     begun: float = attrs.Factory(time.monotonic)
-    told: float = attrs.Factory(time.monotonic)
+    reported: float = attrs.Factory(time.monotonic)
 
     @property
     def seconds(self) -> float:
@@ -347,8 +347,8 @@ class Progress:
             print(f"{self.name}: the round with seed {seed} failed. Repeat it:", flush=True)
             print(f"    python -m tests.campaigns {self.name} --seed {seed} --rounds 1", flush=True)
             traceback.print_exception(error, file=sys.stdout)
-        if time.monotonic() - self.told > TELL_SECONDS:
-            self.told = time.monotonic()
+        if time.monotonic() - self.reported > TELL_SECONDS:
+            self.reported = time.monotonic()
             print(f"{self.name}: {self}", flush=True)
 
     def __str__(self) -> str:

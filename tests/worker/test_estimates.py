@@ -230,9 +230,9 @@ def test_what_can_not_be_read_is_learned_again(text: str) -> None:
     assert Model.from_json(text) == Model()
 
 
-@pytest.mark.parametrize(("told", "expected"), [(None, 3.0), (1.0, 1.0), (0.0, 0.0)])
-def test_a_worker_expects_what_it_was_given_or_else_what_the_queue_says(told: float | None, expected: float) -> None:
-    estimates = Estimates(given_process=told)
+@pytest.mark.parametrize(("given", "expected"), [(None, 3.0), (1.0, 1.0), (0.0, 0.0)])
+def test_a_worker_expects_what_it_was_given_or_else_what_the_queue_says(given: float | None, expected: float) -> None:
+    estimates = Estimates(given_process=given)
     estimates.process.learn(1.0, 9.0)
     estimates.take_defaults(strictq.QueueConfig(process_seconds=3.0))
     assert estimates.of_process(None, 1.0) == expected
@@ -241,7 +241,7 @@ def test_a_worker_expects_what_it_was_given_or_else_what_the_queue_says(told: fl
 
 
 def test_a_worker_that_runs_expects_what_the_queue_says() -> None:
-    """Seen by when it prepares: told that process takes long, it does not prepare ahead of its turn."""
+    """Seen by when it prepares: given that process takes long, it does not prepare ahead of its turn."""
     with strictq.open(":memory:", config=strictq.QueueConfig(process_seconds=30.0, prepare_seconds=0.001)) as q:
         q.send_many([strictq.Message(b"", key="k") for _ in range(3)])
         order: list[str] = []
@@ -258,9 +258,9 @@ def test_a_message_is_estimated_about_once(keys: int, monkeypatch: pytest.Monkey
     estimated: list[float] = []
     genuine = Estimates.of_process
 
-    def counted(self: Estimates, told: float | None, size: float) -> float | None:
+    def counted(self: Estimates, given: float | None, size: float) -> float | None:
         estimated.append(size)
-        return genuine(self, told, size)
+        return genuine(self, given, size)
 
     monkeypatch.setattr(Estimates, "of_process", counted)
     with strictq.open(":memory:") as q:

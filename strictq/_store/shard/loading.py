@@ -118,7 +118,7 @@ class Loader:
         return lane
 
     def beside(self, lane: LiveLane, seq: int) -> LiveLane:
-        """Return the lane in which a message of a lane is parked. It is created where that lane is, whoever owns its range."""
+        """Return the lane that a message is parked in. It is created beside the message's lane, even if the range is leaving."""
         before, self.replays = self.replays, True
         try:
             return self.lane(parked_key(lane.key, seq))
