@@ -252,6 +252,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._holder().ack(self._number(end))
 
     def stop(self) -> None:
+        if _handles_signals():  # Spark's SIGTERM may come while this runs, and would end it between two shards
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         held, self._held = self._held, None
         queue, self._queue = self._queue, None
         if held is not None:
@@ -276,8 +278,13 @@ def _stop_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(0)
 
-    if is_of_spark() and threading.current_thread() is threading.main_thread():
+    if _handles_signals():
         signal.signal(signal.SIGTERM, end)
+
+
+def _handles_signals() -> bool:
+    """Return whether this is a process that Spark started for a query, in the thread that may handle its signals."""
+    return is_of_spark() and threading.current_thread() is threading.main_thread()
 
 
 def recorded(task: Blocks, view: RowView, path: str) -> Iterator[RecordBatch]:
