@@ -61,6 +61,8 @@ from tests.support.sqs_fuzz import fuzz
 from tests.support.witness import Witness
 
 TELL_SECONDS: Final = 30.0
+WINDOWS: Final = 200, 1_000, 5_000
+"""After so many rows workers fold the journal. Another process opens a copy after each fold, which takes longer than the work."""
 ROUND_SECONDS: Final = 15.0
 """How long workers in processes of their own are at it in one round: histories are checked in memory."""
 PATIENCE_SECONDS: Final = 600.0
@@ -132,8 +134,8 @@ def sharing(seed: int, place: Path) -> Numbers:
 
 def _processes(seed: int, place: Path, work: Callable[[Campaign], None], *, create: bool = True) -> Numbers:
     level, shards = KINDS[seed % len(KINDS)]
-    directory = fresh(place)
-    it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed, witnessed=True)
+    directory, window = fresh(place), WINDOWS[seed // len(KINDS) % len(WINDOWS)]
+    it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed, witnessed=True, window=window)
     try:
         if create:
             it.create()

@@ -9,10 +9,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
+import attrs
+
 from ..._platform.log import Log
 from ..._values.errors import InvalidArgument
 from ..._values.findings import Moved
 from ..._values.keys import decode_key
+from ..._values.tenants import TenantLimit
 from ..._values.types import UNSET
 from ...opening import open as open_queue
 from ...queue import Queue
@@ -119,7 +122,7 @@ def _limit(q: Queue, given: Given) -> str:
     if given.get("remove") is True:
         q.limit(tenant, remove=True)
         return f"The limits of {tenant!r} are removed."
-    names = ("weight", "send_rate", "receive_rate", "burst", "paused")
+    names = [field.name for field in attrs.fields(TenantLimit) if field.name != "tenant"]
     changes = {name: given.get(name, UNSET) for name in names}
     if all(value is UNSET for value in changes.values()):
         raise InvalidArgument("no limit was given; nothing was changed")

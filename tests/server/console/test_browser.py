@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 import strictq
-from strictq import Message, QueueConfig, Worker
+from strictq import Message, QueueConfig, TenantLimit, Worker
 from strictq.server.app import Application, parts_of
 from strictq.server.console import sampler as _sampler
 from strictq.server.parts import ServerContext, ServerSettings
@@ -349,12 +349,18 @@ def test_a_tenant_gets_a_limit(site: Site) -> None:
     with site.page("tenants") as page:
         page.get_by_role("button", name="New limit").click()
         page.get_by_label("Tenant", exact=True).fill("free-*")
-        page.get_by_label("Deliveries per second").fill("2.5")
+        for label, value in (
+            ("Unresolved messages at most", "700"), ("Sends per second", "9"), ("Deliveries per second", "2.5"), ("Burst", "4"),
+            ("Keys leased at once", "3"), ("Target age, seconds", "60"),
+        ):  # fmt: skip
+            page.get_by_label(label).fill(value)
         confirm(page, "Set the limits")
         said(page, "receive rate 2.5")
-        page.wait_for_selector("td:has-text('free-*')")
+        page.wait_for_selector("tr:has-text('free-*') >> td:has-text('700')")
     with strictq.open(site.q.path, read_only=True) as look:
-        assert [limit.receive_rate for limit in look.config.limits if limit.tenant == "free-*"] == [2.5]
+        assert look.config.limits == (
+            TenantLimit("free-*", max_depth=700, send_rate=9, receive_rate=2.5, burst=4, concurrency=3, target_age_seconds=60),
+        )
 
 
 def test_hostile_keys_and_bodies_are_text(site: Site) -> None:

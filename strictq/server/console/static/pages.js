@@ -235,21 +235,24 @@ export const consumers = {
 // Whether nothing in the page has the focus or is opened, so that drawing it anew disturbs nobody.
 const quiet = (main) => !main.contains(document.activeElement) && !$("dialog") && !$("details[open]", main) && !String(getSelection());
 
+// The limits of a tenant: field, heading, label in the dialog.
+const LIMITS = [["weight", "#Weight", "Weight"], ["max_depth", "#Max depth", "Unresolved messages at most"], ["send_rate", "#Sends/s", "Sends per second"], ["receive_rate", "#Deliveries/s", "Deliveries per second"], ["burst", "#Burst", "Burst"], ["concurrency", "#Keys at once", "Keys leased at once"], ["target_age_seconds", "Target age", "Target age, seconds"]];
+const limitsOf = (t) => LIMITS.map(([name]) => t[name] == null ? "–" : name === "target_age_seconds" ? age(t[name]) : num(t[name]));
 export const tenants = {
   label: "Tenants",
   async show(main) {
     const found = await api("tenants"), again = () => this.show(main);
     if (!found.tenants) { main.replaceChildren(title("Tenants"), card(null, empty("This queue has no tenants: its setting `tenant_separator` is not set."))); return; }
     const edit = (name, t) => async () => {
-      const given = await ask(name ? `Limits of ${plain(cut(name, 40))}` : "New limit", name ? "Every process applies them at once. An empty field means no limit." : "A name, the beginning of names and an asterisk such as free-*, or * for all.", "Set the limits", { fields: [...(name ? [] : [["tenant", "Tenant", "text", ""]]), ["weight", "Weight", "number", t.weight ?? 1], ["send_rate", "Sends per second", "number", t.send_rate ?? ""], ["receive_rate", "Deliveries per second", "number", t.receive_rate ?? ""], ["burst", "Burst", "number", t.burst ?? ""], ["paused", "Paused: deliver none of its messages", "check", t.paused]] });
+      const given = await ask(name ? `Limits of ${plain(cut(name, 40))}` : "New limit", name ? "Every process applies them at once. An empty field means no limit." : "A name, the beginning of names and an asterisk such as free-*, or * for all.", "Set the limits", { fields: [...(name ? [] : [["tenant", "Tenant", "text", ""]]), ...LIMITS.map(([name, , label]) => [name, label, "number", t[name] ?? (name === "weight" ? 1 : "")]), ["paused", "Paused: deliver none of its messages", "check", t.paused]] });
       if (!given) return;
-      const n = (text) => text === "" ? null : Number(text);
-      perform("limit", { tenant: name || given.tenant, weight: n(given.weight) ?? 1, send_rate: n(given.send_rate), receive_rate: n(given.receive_rate), burst: n(given.burst), paused: given.paused }, again);
+      const numbers = Object.fromEntries(LIMITS.map(([name]) => [name, given[name] === "" ? null : Number(given[name])]));
+      perform("limit", { ...numbers, tenant: name || given.tenant, weight: numbers.weight ?? 1, paused: given.paused }, again);
     };
     const most = Math.max(1, ...found.tenants.map((t) => t.depth)), wait = (t) => t.paused ? chip("paused") : t.throttled_seconds ? chip("throttled", `in ${age(t.throttled_seconds)}`) : "now";
     main.replaceChildren(title("Tenants", el("span", { class: "note" }, `${many(found.all, "tenant")}, ${took(found)}`), state.actions ? button("New limit", edit("", {})) : null, button("Refresh", again)),
-      card(null, table("Tenants", ["*Tenant", "#Messages", "", "#Keys", "Oldest", "#Weight", "#Sends/s", "#Deliveries/s", "Next", ...(state.actions ? ["!"] : [])], found.tenants.map((t) => [t.tenant === "" ? "(others)" : el("span", { class: "key" }, shown(cut(t.tenant, 60))), whole(t.depth), bar(t.depth, most, many(t.depth, "message")), whole(t.keys), age(t.oldest_age_seconds), num(t.weight), t.send_rate == null ? "–" : num(t.send_rate), t.receive_rate == null ? "–" : num(t.receive_rate), wait(t), ...(state.actions ? [t.tenant === "" ? null : button("Limits", edit(t.tenant, t), "small")] : [])]), "No tenant has messages or limits.")),
-      card("Stored limits", table("Stored limits", ["*Tenant", "#Weight", "#Sends/s", "#Deliveries/s", "#Burst", "State", ...(state.actions ? ["!"] : [])], found.limits.map((t) => [el("span", { class: "key" }, shown(t.tenant)), num(t.weight), t.send_rate ?? "–", t.receive_rate ?? "–", t.burst ?? "–", t.paused ? chip("paused") : "–", ...(state.actions ? [el("span", { class: "tools" }, button("Change", edit(t.tenant, t), "small"), button("Remove", async () => { if (await ask("Remove these limits?", ["The limits of ", el("b", {}, shown(t.tenant)), " no longer apply."], "Remove", { danger: true })) perform("limit", { tenant: t.tenant, remove: true }, again); }, "small danger"))] : [])]), "No limits are stored.")));
+      card(null, table("Tenants", ["*Tenant", "#Messages", "", "#Keys", "#In flight", "Oldest", ...LIMITS.map(([, heading]) => heading), "Next", ...(state.actions ? ["!"] : [])], found.tenants.map((t) => [t.tenant === "" ? "(others)" : el("span", { class: "key" }, shown(cut(t.tenant, 60))), whole(t.depth), bar(t.depth, most, many(t.depth, "message")), whole(t.keys), whole(t.in_flight), age(t.oldest_age_seconds), ...limitsOf(t), wait(t), ...(state.actions ? [t.tenant === "" ? null : button("Limits", edit(t.tenant, t), "small")] : [])]), "No tenant has messages or limits.")),
+      card("Stored limits", table("Stored limits", ["*Tenant", ...LIMITS.map(([, heading]) => heading), "State", ...(state.actions ? ["!"] : [])], found.limits.map((t) => [el("span", { class: "key" }, shown(t.tenant)), ...limitsOf(t), t.paused ? chip("paused") : "–", ...(state.actions ? [el("span", { class: "tools" }, button("Change", edit(t.tenant, t), "small"), button("Remove", async () => { if (await ask("Remove these limits?", ["The limits of ", el("b", {}, shown(t.tenant)), " no longer apply."], "Remove", { danger: true })) perform("limit", { tenant: t.tenant, remove: true }, again); }, "small danger"))] : [])]), "No limits are stored.")));
   },
 };
 
