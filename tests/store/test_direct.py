@@ -20,8 +20,8 @@ from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
 from strictq._store.tables import mark
 from strictq.testing import FakeClock
-from tests.support.folds import require_agreement
-from tests.support.internals import connection_of, store_of
+from tests.support.folds import cut_to, narrow, require_agreement
+from tests.support.internals import connection_of, shard_of, store_of
 from tests.support.queues import Opener
 from tests.support.running import PATIENCE_SECONDS
 
@@ -77,6 +77,21 @@ def test_a_send_with_options_and_one_to_a_new_key_are_one_statement(q: Queue) ->
     assert statements(q, lambda: q.send(b"", key="a", delay=60.0)) == [ARRIVAL]
     assert statements(q, lambda: q.send(b"", key="new"))[-1] == ARRIVAL
     assert [m.state for m in q.peek("a")] == ["ready"] * 4 + ["delayed"]  # three with dedup ids
+
+
+def test_calls_between_two_slices_of_a_fold_are_one_statement(queue_path: str) -> None:
+    folding, transactions = 0, 0
+    with narrow(window=200), strictq.open(queue_path, durability="process", shards=1) as q:
+        for n in range(600):
+            key = f"k{n % 40}"
+            for act in (lambda: q.send(b"", key=key), lambda: q.receive()[0].ack()):  # noqa: B023 - called at once
+                in_fold = shard_of(q, 0).lanes.memory.fold_to > 0
+                ran = statements(q, act)
+                folding += in_fold
+                transactions += in_fold and "BEGIN IMMEDIATE" in ran
+        assert cut_to(q) > 0
+    assert folding > 100
+    assert transactions < folding / 4
 
 
 def features_of(q: Queue) -> int:

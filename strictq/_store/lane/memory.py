@@ -51,7 +51,7 @@ class StoreLimits:
     """How much is loaded, and when it is written. Policies: other processes may use other values.
 
     Attributes:
-        window: a fold is due after six times so many arrivals and messages of entries.
+        window: a fold is due after twice so many lives of messages.
         slice: lanes that a slice of a fold writes.
         deleted: resolved messages whose rows a slice deletes, about.
         head: ids of a deep lane that stay loaded.
@@ -67,6 +67,11 @@ class StoreLimits:
     chunk: int = 512
     loaded_max: int = 65_536
     tails_max: int = 131_072
+
+    @property
+    def work(self) -> int:
+        """Arrivals and messages of entries after which a fold is due: three for a message's life."""
+        return 6 * self.window
 
 
 def without_body(row: MessageRow) -> MessageRow:
@@ -91,6 +96,8 @@ class ShardMemory:
         taken_back: entries after which a message may have no attempt that had one.
         loaded: the number of loaded ids.
         work: arrivals and messages of entries since the last generation was finished.
+        fold_at: the work at which the next slice of a fold is due. It depends on work, not on positions: while a backlog is
+            drained in batches, positions rise by two for each batch.
         fold_to: the end of the generation that is being folded. 0: none is.
     """
 
@@ -134,7 +141,7 @@ class ShardMemory:
         self.order.take_turns(self.tenancy, self.lanes)
         self.loaded = 0
         self.work = 0
-        self.slices = 0
+        self.fold_at = self.limits.work
         self.fold_to = 0
         self._generation_to = -1
         self._generation: list[bytes] = []
@@ -864,10 +871,11 @@ class ShardMemory:
         keys, begin = self.generation(to), self._generation_at
         end = max(begin, bisect_right(keys, last_key)) if last_key else len(keys)
         self._generation_at = end
-        self.slices += 1
+        self.fold_at += 3 * self.limits.slice
         self.fold_to = to
         if not last_key:
-            self.fold_to = self.slices = self.work = self.bytes_kept = 0
+            self.fold_to = self.work = self.bytes_kept = 0
+            self.fold_at = self.limits.work
             self.old_rows, self.rows = self.rows, {}
             self._generation, self._generation_to, self._generation_at = [], -1, 0
         if deleted or not last_key:

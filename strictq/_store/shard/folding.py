@@ -19,9 +19,6 @@ from ..tables.lane_rows import LaneRows
 from ..tables.log_rows import LogRows
 from .loading import Loader
 
-WORK_PER_WINDOW: Final = 6
-"""A fold is due after so many windows of arrivals and messages of entries: three for a message's life."""
-WORK_PER_SLICE: Final = 3
 BEHIND_ALL: Final = b"\xff"
 """Behind every key: of a slice that writes no lane, because all are written."""
 FREED_TOGETHER: Final = 256
@@ -32,7 +29,7 @@ class Folder:
     """Folds one shard. When it does is a policy; its entries say what was folded.
 
     Attributes:
-        window, dirty_max: below so much work, and so many changed lanes, nothing is folded.
+        dirty_max: from so many changed lanes on, each write transaction folds.
     """
 
     def __init__(self, db: apsw.Connection, loader: Loader, log: LogRows, rows: LaneRows) -> None:
@@ -41,18 +38,13 @@ class Folder:
         self._memory = memory = loader.memory
         self._log = log
         self._rows = rows
-        self.window = WORK_PER_WINDOW * memory.limits.window
-        self.dirty_max = self.window // 2
+        self.dirty_max = memory.limits.work // 2
 
     @property
     def is_due(self) -> bool:
-        """Return whether the next write transaction folds.
-
-        It depends on work, not on positions: while a backlog is drained in batches, positions rise by two for each batch.
-        """
+        """Return whether the next write transaction folds."""
         memory = self._memory
-        later = memory.slices * memory.limits.slice * WORK_PER_SLICE
-        return memory.work >= self.window + later or len(memory.dirty) >= self.dirty_max
+        return memory.work >= memory.fold_at or len(memory.dirty) >= self.dirty_max
 
     def fold(self, work: int, now: int) -> None:
         """Write the slices that are due, at the end of a call's transaction.

@@ -560,7 +560,7 @@ class ShardLanes:
         return (
             self._separated is not None
             and not memory.unsure and stored.config_version == config_version and stored.epoch == epoch
-            and memory.work < self.folder.window and len(memory.dirty) < self._dirty_max and not memory.unplaced
+            and memory.work < memory.fold_at and len(memory.dirty) < self._dirty_max and not memory.unplaced
         )  # fmt: skip
 
     def finish(self, tx: Tx, empties: EmptyReceives) -> None:
