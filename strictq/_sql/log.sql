@@ -72,13 +72,19 @@ INSERT OR IGNORE INTO message VALUES (?1, ?2,
 
 -- name: pairs
 -- log_rows: temporary views, one connection's own. An INSERT into one writes two tables in a single statement, which is a
--- transaction of its own. It writes nothing if the newest rows are not those that memory has, or if the dedup id is known.
-CREATE TEMP VIEW IF NOT EXISTS deduped (id, key, seq, sent_at, due, expires, opts, body, seen, dedup_id, until) AS
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+-- transaction of its own. It writes nothing if the newest rows are not those that memory has, or if the dedup id is known. An id of
+-- the whole queue has two rows; without `wide`, the key of one is NULL, and IGNORE skips it.
+CREATE TEMP VIEW IF NOT EXISTS deduped (id, key, seq, sent_at, due, expires, opts, body, seen, dedup_id, until, wide) AS
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 CREATE TEMP TRIGGER IF NOT EXISTS send_deduped INSTEAD OF INSERT ON deduped BEGIN
     SELECT RAISE(IGNORE) WHERE (SELECT max(id) FROM message) <> NEW.id - 1 OR (SELECT max(id) FROM journal) <> NEW.seen
-        OR EXISTS (SELECT 1 FROM dedup WHERE key = NEW.key AND dedup_id = NEW.dedup_id AND until > NEW.sent_at);
+        OR EXISTS (SELECT 1 FROM dedup WHERE key = NEW.key AND dedup_id = NEW.dedup_id AND until > NEW.sent_at)
+        OR NEW.wide AND EXISTS (SELECT 1 FROM dedup WHERE key = x'' AND dedup_id = NEW.dedup_id AND until > NEW.sent_at);
     DELETE FROM dedup WHERE (key, dedup_id) = (SELECT key, dedup_id FROM dedup WHERE until <= NEW.sent_at ORDER BY until LIMIT 1);
+    DELETE FROM dedup WHERE NEW.wide
+        AND (key, dedup_id) = (SELECT key, dedup_id FROM dedup WHERE until <= NEW.sent_at ORDER BY until LIMIT 1);
+    INSERT OR IGNORE INTO dedup VALUES (iif(NEW.wide, x'', NULL), NEW.dedup_id, NEW.seq, NEW.id, NEW.until, NEW.key)
+        ON CONFLICT (key, dedup_id) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until, of = excluded.of;
     INSERT OR REPLACE INTO dedup VALUES (NEW.key, NEW.dedup_id, NEW.seq, NEW.id, NEW.until, NULL);
     INSERT INTO message VALUES (NEW.id, NEW.key, NEW.seq, NEW.sent_at, NEW.due, NEW.expires, NEW.opts, NEW.body);
 END;
@@ -91,9 +97,9 @@ CREATE TEMP TRIGGER IF NOT EXISTS append_troubled INSTEAD OF INSERT ON troubled 
 END;
 
 -- name: insert_deduped_alone
--- log_rows: one message with a dedup id, and the id, by `pairs`. Takes every column, the newest entry, the dedup id, and the end
--- of its window.
-INSERT INTO deduped VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- log_rows: one message with a dedup id, and the id, by `pairs`. Takes every column, the newest entry, the dedup id, the end of
+-- its window, and whether it is an id of the whole queue.
+INSERT INTO deduped VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: append_troubled_alone
 -- log_rows: one entry, and what an attempt left of a message, by `pairs`. Takes every column of the entry and of `trouble`.

@@ -19,6 +19,7 @@ from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
 from strictq._store.tables import mark
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import cut_to, narrow, require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
@@ -126,6 +127,30 @@ def test_a_known_dedup_id_writes_nothing_and_an_old_one_is_replaced(disk: Opener
         assert [d.body for d in q.receive()] == [b"1", b"1", b"3"]
         known = connection_of(q).execute("SELECT dedup_id, seq FROM dedup").fetchall()
         assert known == [("y", 2), ("z", 3)], "the send has removed an old one"
+        require_agreement(q, q)
+
+
+def test_a_dedup_id_of_the_whole_queue_is_one_statement(disk: Opener, clock: FakeClock) -> None:
+    with disk.open(shards=1, config=strictq.QueueConfig(dedup_window_seconds=10.0)) as q:
+        q.send(b"", key="b", dedup_id="of b")
+        q.configure(dedup_scope="queue")
+        q.send_many([Message(b"", key="a", dedup_id="0"), Message(b"", key="b")])
+        q.send(b"", key="a", dedup_id="1")  # makes the connection's views
+        ran = statements(q, lambda: q.send(b"", key="a", dedup_id="2"))
+        assert ran[0] == LOG.insert_deduped_alone
+        assert "BEGIN IMMEDIATE" not in ran
+        first = q.send(b"", key="a", dedup_id="3")
+        again = q.send(b"", key="b", dedup_id="3")
+        assert (again.key, again.seq, again.id, again.duplicate) == ("a", first.seq, first.id, True)
+        assert q.send(b"", key="b", dedup_id="of b").duplicate, "an id of the key, from before"
+        clock.advance(11.0)
+        before = connection_of(q).execute("SELECT count(*) FROM dedup").get
+        again = q.send(b"", key="b", dedup_id="3")
+        assert (again.key, again.seq, again.duplicate) == ("b", 3, False)
+        rows = connection_of(q).execute("SELECT key, seq, of FROM dedup WHERE dedup_id = '3' ORDER BY key").fetchall()
+        assert rows[0] == (b"", 3, encode_key("b"))
+        assert (encode_key("b"), 3, None) in rows
+        assert connection_of(q).execute("SELECT count(*) FROM dedup").get <= before, "as many old ones are removed as are added"
         require_agreement(q, q)
 
 

@@ -266,9 +266,9 @@ def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig]) -> 
         if options is not None:
             opts = encode(options)
             if options.dedup_id is not None:
-                if config.dedup_scope == "queue" or memory.parked or not memory.mark.features & mark.DEDUP_IDS:
-                    return None  # two ids are remembered, or ended lanes are forgotten, or the shard's first id is noted
-                dedup_row = options.dedup_id, now + int(config.dedup_window_seconds * SECOND)
+                if memory.parked or not memory.mark.features & mark.DEDUP_IDS:
+                    return None  # ended lanes are forgotten, or the shard's first id is noted
+                dedup_row = options.dedup_id, now + int(config.dedup_window_seconds * SECOND), config.dedup_scope == "queue"
     lane, is_new = memory.lanes.get(key), False
     if lane is None:
         memory.unsure = True

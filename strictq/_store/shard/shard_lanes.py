@@ -534,11 +534,11 @@ class ShardLanes:
         memory.unsure = False
         return True
 
-    def insert_alone(self, row: MessageRow, dedup: tuple[str, int] | None = None) -> bool:
+    def insert_alone(self, row: MessageRow, dedup: tuple[str, int, bool] | None = None) -> bool:
         """Commit a message in a single statement. The caller applies it.
 
         Args:
-            dedup: its dedup id, and the end of its window.
+            dedup: its dedup id, the end of its window, and whether it is one of the whole queue.
         Returns:
             False: another process wrote meanwhile, or the dedup id is known.
         """

@@ -72,11 +72,12 @@ class LogRows:
                 at += n
                 left -= n
 
-    def insert_alone(self, row: MessageRow, seen: int, dedup: tuple[str, int] | None = None) -> bool:
+    def insert_alone(self, row: MessageRow, seen: int, dedup: tuple[str, int, bool] | None = None) -> bool:
         """Commit a message in a single statement. Return False if another process wrote meanwhile: then nothing was changed.
 
         Args:
-            dedup: its dedup id, and the end of its window. False is also returned if the id is known.
+            dedup: its dedup id, the end of its window, and whether it is one of the whole queue. False is also returned if the
+                id is known.
         """
         if dedup is not None:
             return self._write_pair(LOG.insert_deduped_alone, (*row, seen, *dedup))
