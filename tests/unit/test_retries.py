@@ -213,6 +213,24 @@ def test_reject_dead_letters_at_once(q: Queue) -> None:
     assert q.stats().dead == 1
 
 
+def test_a_reject_out_of_a_batch_counts_as_an_attempt_like_a_nack(make: Opener) -> None:
+    q = make(history="records")
+    fill(q, "k", 4)
+    one, two, three, four = q.receive()
+    one.reject("first")
+    two.reject("second")
+    three.start()
+    three.reject("third")
+    four.nack(delay=0, reason="busy")
+    (four,) = q.receive()
+    four.reject("fourth")
+    assert [(d.seq, d.attempts, [e.attempt for e in d.errors]) for d in q.dead_letters()] == [
+        (1, 1, [1]), (2, 1, [1]), (3, 1, [1]), (4, 2, [1, 2]),
+    ]  # fmt: skip
+    assert [(r.seq, r.attempts) for r in q.history(key="k")] == [(1, 1), (2, 1), (3, 1), (4, 2)]
+    assert q.status("k", 1).attempts == 1
+
+
 def test_reject_of_the_only_message_frees_the_lane(q: Queue) -> None:
     fill(q, "k", 2)
     (d,) = q.receive(1)

@@ -476,7 +476,7 @@ def _reject(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
     if found is None:
         return
     lane, (arrival,) = found
-    starts = lane.attempts(arrival)[0] + (1 if batch.seqs[0] <= lane.started else 0)
+    starts = lane.attempts(arrival)[0] + 1
     known = trouble.of(tx.db, arrival)
     errors = with_failure(known.errors, starts, tx.now, failure)
     trouble.set_(tx.db, arrival, known._replace(errors=errors, output=failure.output or known.output))
