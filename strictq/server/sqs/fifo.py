@@ -470,9 +470,11 @@ class FifoQueue(ServedQueue):
         return bool(self._lanes)
 
     def counts(self) -> tuple[int, int, int]:
+        self._look()  # the queue counts what a lease held that has ended
         visible, hidden, delayed = super().counts()
         now = self.now()
         shown = sum(m.until <= now for group in self._partly for m in self._lanes[group].messages.values())
+        shown = min(shown, hidden)  # another program may have ended a lease
         return visible + shown, hidden - shown, delayed
 
     def purge(self) -> None:

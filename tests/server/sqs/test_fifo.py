@@ -17,6 +17,12 @@ def sent(c: Caller, *messages: str, **attributes: str) -> str:
     return url
 
 
+def numbers(c: Caller, url: str) -> tuple[int, int]:
+    """How many messages are visible and hidden, as the attributes say."""
+    found = c.call("GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return int(found["ApproximateNumberOfMessages"]), int(found["ApproximateNumberOfMessagesNotVisible"])
+
+
 def test_a_group_with_a_hidden_message_waits_and_another_does_not(c: Caller) -> None:
     url = sent(c, "a1", "a2", "b1")
     assert bodies(c.receive(url, 1)) == ["a1"]
@@ -198,9 +204,18 @@ def test_the_attributes_of_a_queue_count_the_table(c: Caller) -> None:
     url = sent(c, "a1", "a2", "b1")
     m1, _ = c.receive(url, 2)
     c.hide(url, m1["ReceiptHandle"], 0)
-    found = c.call("GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert found["ApproximateNumberOfMessages"] == "2"
-    assert found["ApproximateNumberOfMessagesNotVisible"] == "1"
+    assert numbers(c, url) == (2, 1)
+
+
+def test_the_attributes_count_a_group_once_whose_last_hidden_message_became_visible(c: Caller) -> None:
+    url = sent(c, "a1", "a2", "a3", "b1")
+    m1, m2, b1 = *c.receive(url, 2, VisibilityTimeout=30), *c.receive(url, 1, VisibilityTimeout=90)
+    c.hide(url, m1["ReceiptHandle"], 0)
+    assert m2["Body"] == "a2"
+    assert b1["Body"] == "b1"
+    assert numbers(c, url) == (2, 2)
+    c.clock.advance(31.0)
+    assert numbers(c, url) == (3, 1)
 
 
 def test_the_table_outlives_a_clean_stop(disk: Caller) -> None:
@@ -298,4 +313,5 @@ def test_what_another_program_settled_is_not_received_again(c: Caller) -> None:
     c.hide(url, first["ReceiptHandle"], 0)
     (opened,) = c.endpoint._running()[0].queues.all()
     opened.served.q.reject("g", 1, "an operator's decision", force=True)
+    assert numbers(c, url) == (1, 0)
     assert bodies(c.receive(url)) == ["b"]
