@@ -99,32 +99,30 @@ class FifoQueue(ServedQueue):
         self._look()
         if wanted.attempt is not None and (repeated := self._repeated(wanted.attempt, wanted)) is not None:
             return repeated
-        alive: list[Received] = []
-        length = wanted.visibility * MICROSECONDS
+        alive: list[Taken] = []
         for group in list(self._partly):
             if len(alive) == wanted.most:
                 break
-            alive += self._again(group, wanted.most - len(alive), length)
+            self._again(group, wanted, alive)
         for batch in self.batches(alive, wanted):
-            self._delivered(batch, length, alive)
-        return self._taken(alive, wanted)
+            self._delivered(batch, wanted, alive)
+        return self._noted(alive, wanted)
 
-    def _taken(self, alive: Sequence[Received], wanted: Wanted) -> list[Taken]:
-        """Return messages as they are answered, and remember them for a repetition of the receive."""
-        answers = [received.taken(m, wanted, fifo=True) for m in alive]
-        for m in alive:
+    def _noted(self, taken: list[Taken], wanted: Wanted) -> list[Taken]:
+        """Remember what a receive returns, for a repetition of it."""
+        for m, _, _ in taken:
             self._trim(m)
         if not wanted.visibility:
-            for group in dict.fromkeys(_group(m.group) for m in alive):
+            for group in dict.fromkeys(_group(m.group) for m, _, _ in taken):
                 if group in self._lanes:
                     self._settle(group)
-        if wanted.attempt is not None and answers:
-            self._attempts[wanted.attempt] = self.now(), [(each.message, each.handle) for each in answers]
-        return answers
+        if wanted.attempt is not None and taken:
+            self._attempts[wanted.attempt] = self.now(), [(m, handle) for m, handle, _ in taken]
+        return taken
 
-    def _delivered(self, batch: Sequence[Delivery], length: int, alive: list[Received]) -> None:
+    def _delivered(self, batch: Sequence[Delivery], wanted: Wanted, alive: list[Taken]) -> None:
         """Put deliveries into the table, and add those that are not dead letters to `alive`."""
-        until = self.now() + length
+        until = self.now() + wanted.visibility * MICROSECONDS
         lease = None
         for i, d in enumerate(batch):
             group = _group(d.key)
@@ -138,12 +136,12 @@ class FifoQueue(ServedQueue):
             self._hand_out(m, d.handle, until)
             try:
                 lives = self.lives(m)
-            except StrictqError:  # it stays hidden, and dies at a later receive
+            except ERRORS:  # it stays hidden, and dies at a later receive
                 if alive or i < len(batch) - 1:
                     continue
                 raise
             if lives:
-                alive.append(m)
+                alive.append(received.taken(m, wanted, fifo=True))
             else:
                 self._remove(m)
         if len(self._known) > REMEMBERED_MAX + 2 * len(self._lanes):
@@ -162,29 +160,33 @@ class FifoQueue(ServedQueue):
         m.number = 0
         return m
 
-    def _again(self, group: Key, room: int, length: int) -> list[Received]:
-        """Receive the visible messages at the head of a lane of the table once more."""
+    def _again(self, group: Key, wanted: Wanted, alive: list[Taken]) -> None:
+        """Receive the visible messages at the head of a lane of the table once more. Add those that are not dead letters."""
         lane, now = self._lanes[group], self.now()
         head: list[Received] = []
         for m in lane.messages.values():
-            if m.until > now or len(head) == room:
+            if m.until > now or len(head) == wanted.most - len(alive):
                 break
             head.append(m)
-        until = now + length
+        until = now + wanted.visibility * MICROSECONDS
         if not self._extend(group, lane, max(until, lane.deadline)):  # another program may have ended it
-            return []
-        alive = []
+            return
         for m in head:
             if m.body is None:
                 self._read(m)
             self._hand_out(m, m.hold.handle, until)
-            if self.lives(m):
-                alive.append(m)
+            try:
+                lives = self.lives(m)
+            except ERRORS:  # it stays hidden, and dies at a later receive
+                if alive:
+                    break
+                raise
+            if lives:
+                alive.append(received.taken(m, wanted, fifo=True))
             else:
                 self._remove(m)
         if group in self._lanes:
             self._settle(group)
-        return alive
 
     def _hand_out(self, m: Received, base: str, until: int) -> None:
         """Count a receive of a message, and give it a new handle."""
@@ -210,7 +212,7 @@ class FifoQueue(ServedQueue):
         for m, _ in before:
             if m.body is None:
                 self._read(m)
-        return self._taken([m for m, _ in before], wanted)
+        return self._noted([received.taken(m, wanted, fifo=True) for m, _ in before], wanted)
 
     def _is_hidden(self, m: Received | None, handle: str, now: int) -> bool:
         """Return whether a handle is honoured: it is its message's newest, and the message is hidden."""
@@ -450,7 +452,7 @@ class FifoQueue(ServedQueue):
 
     def _trim(self, m: Received) -> None:
         """Drop a body that is too large to keep while its message is hidden."""
-        if m.kept > BODY_KEPT_MAX or self._bodies > BODIES_KEPT_MAX:
+        if m.kept > BODY_KEPT_MAX or (m.kept and self._bodies > BODIES_KEPT_MAX):
             self._drop(m)
             if isinstance(m.hold, Delivery):  # it has the body, too
                 m.hold = self.q.delivery(m.hold.handle)

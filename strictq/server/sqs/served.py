@@ -91,15 +91,17 @@ class ServedQueue(ABC):
         self._soonest = receiving.receive_now(batch, request, wait_for_busy=True)
         return batch
 
-    def batches(self, alive: Sequence[Received], wanted: Wanted) -> Iterator[Batch]:
+    def batches(self, alive: Sequence[object], wanted: Wanted) -> Iterator[Batch]:
         """Yield batches until a receive has enough, or all were alive, or DYING_MAX messages were dead letters.
+
+        A receive that hides nothing ends with its first message: the next batch could have the same one.
 
         Args:
             alive: the messages of the receive so far. The caller adds those of each batch.
         """
         died = 0
         self.has_more = False
-        while len(alive) < wanted.most:
+        while len(alive) < (wanted.most if wanted.visibility else 1):
             before = len(alive)
             batch = self.deliveries(wanted.most - before, wanted.visibility)
             if len(batch) == 0:

@@ -70,7 +70,7 @@ class StandardQueue(ServedQueue):
             try:
                 if self.lives(m):
                     taken.append(m)
-            except StrictqError:
+            except ERRORS:
                 # The message stays hidden, and dies at a later receive. Those before it can be answered.
                 if not taken and i == len(batch) - 1:
                     raise

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from strictq import StoreBusy
+from strictq.server.sqs.errors import SqsError
+from strictq.server.sqs.received import Received
 from strictq.server.sqs.served import ServedQueue
 from tests.server.sqs.asgi import Caller, SqsRefused, bodies, calling, counts
 
@@ -288,3 +292,62 @@ def test_a_wrong_redrive_policy_is_refused(policy: str, reason: str) -> None:
             policy = policy.replace(f'"{name}"', f'"{value}"')
         with pytest.raises(SqsRefused, match=reason):
             c.standard("q", RedrivePolicy=policy)
+
+
+@pytest.mark.parametrize("fifo", [True, False])
+def test_a_receive_that_hides_nothing_returns_a_message_once_although_others_die(
+    c: Caller, fifo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, dead = with_dead(c, fifo)
+    c.send(url, "old", "g1")
+    fail(c, url)
+    c.send(url, "new", "g2")
+    lives = ServedQueue.lives
+
+    def slowly(served: ServedQueue, m: Received) -> bool:
+        c.clock.advance(0.002)  # longer than the lease of what is not hidden
+        return lives(served, m)
+
+    monkeypatch.setattr(ServedQueue, "lives", slowly)
+    assert bodies(c.receive(url, VisibilityTimeout=0)) == ["new"]
+    assert bodies(c.receive(dead)) == ["old"]
+
+
+@pytest.mark.parametrize("error", [SqsError("ServiceUnavailable", "closing"), StoreBusy("busy", shard=0)])
+@pytest.mark.parametrize("fifo", [True, False])
+def test_what_a_receive_has_is_answered_although_a_message_cannot_die(
+    c: Caller, fifo: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, dead = with_dead(c, fifo)
+    c.send(url, "a1", "a")
+    fail(c, url)
+    c.send(url, "b1", "b")
+    monkeypatch.setattr(ServedQueue, "_bury", raises(error))
+    assert bodies(c.receive(url)) == ["b1"]
+    assert c.receive(url) == []
+    monkeypatch.undo()
+    c.clock.advance(30.0)
+    c.receive(url)
+    assert sorted(bodies(c.receive(dead))) == ["a1", "b1"]
+
+
+def test_a_group_with_a_hidden_message_is_answered_although_another_group_cannot_die(
+    c: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = with_dead(c, True, 2)
+    for body in ("a1", "a2", "b1", "b2"):
+        c.send(url, body, body[0])
+    a1, _, b1, _ = c.receive(url)
+    c.hide(url, b1["ReceiptHandle"], 0)
+    (b1,) = c.receive(url)
+    c.hide(url, a1["ReceiptHandle"], 0)
+    c.hide(url, b1["ReceiptHandle"], 0)
+    monkeypatch.setattr(ServedQueue, "_bury", raises(StoreBusy("busy", shard=0)))
+    assert bodies(c.receive(url)) == ["a1"]
+
+
+def raises(error: Exception) -> Callable[..., bool]:
+    def bury(*_: object) -> bool:
+        raise error
+
+    return bury

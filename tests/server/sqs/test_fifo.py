@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from strictq.server.sqs.received import Received
 from tests.server.sqs.asgi import Caller, SqsRefused, bodies, counts
 
 
@@ -315,3 +316,26 @@ def test_what_another_program_settled_is_not_received_again(c: Caller) -> None:
     opened.served.q.reject("g", 1, "an operator's decision", force=True)
     assert numbers(c, url) == (1, 0)
     assert bodies(c.receive(url)) == ["b"]
+
+
+@pytest.mark.parametrize("most", [1, 10])
+def test_a_group_whose_last_hidden_message_becomes_visible_during_a_receive(
+    c: Caller, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sent(c, "a1", "a2")
+    m1, _ = c.receive(url, VisibilityTimeout=30)
+    c.hide(url, m1["ReceiptHandle"], 0)
+    c.clock.advance(29.5)
+    (opened,) = c.endpoint._running()[0].queues.all()
+    lives = opened.served.lives
+
+    def slowly(m: Received) -> bool:
+        c.clock.advance(1.0)
+        return lives(m)
+
+    monkeypatch.setattr(opened.served, "lives", slowly)
+    assert bodies(c.receive(url, most, VisibilityTimeout=0)) == ["a1"]
+    monkeypatch.undo()
+    got = c.receive(url)
+    assert bodies(got) == ["a1", "a2"]
+    assert counts(got) == [3, 2]
