@@ -24,7 +24,9 @@ class Runs(Protocol):
 
     def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None: ...
 
-    async def serve(self, *, drain: bool = False) -> None: ...
+    def _claim(self) -> None: ...
+
+    async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None: ...
 
     def stop(self, deadline_seconds: float | None = None) -> None: ...
 
@@ -56,7 +58,7 @@ class Several:
                 worker.run(drain=drain, grace_seconds=grace_seconds)
             except BaseException as e:  # also SystemExit, which is raised in the caller's thread
                 errors.append(e)
-                self.stop(None)
+                self.stop(grace_seconds)
 
         threads = [threading.Thread(target=run, args=(w,), name="strictq-worker", daemon=True) for w in self.workers]
         started = []
@@ -73,7 +75,7 @@ class Several:
         if errors:
             raise errors[0]
 
-    async def serve(self, *, drain: bool) -> None:
+    async def serve(self, *, drain: bool, grace_seconds: float | None = None) -> None:
         """Run each worker as a task of the caller's event loop."""
         import anyio
 
@@ -81,10 +83,11 @@ class Several:
 
         async def serve(worker: Runs) -> None:
             try:
-                await worker.serve(drain=drain)
+                worker._claim()
+                await worker._serve(drain, grace_seconds)
             except (Exception, SystemExit) as e:  # one error, not an exception group
                 errors.append(e)
-                self.stop(None)
+                self.stop(grace_seconds)
 
         async with anyio.create_task_group() as group:
             for worker in self.workers:

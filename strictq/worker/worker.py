@@ -341,7 +341,7 @@ class Worker:
                 if self._any_async:
                     import anyio
 
-                    anyio.run(partial(self._several.serve, drain=drain))
+                    anyio.run(partial(self._several.serve, drain=drain, grace_seconds=grace_seconds))
                 else:
                     self._several.run(drain=drain, grace_seconds=grace_seconds)
             return

@@ -106,6 +106,35 @@ def test_a_handler_may_end_the_program(queues: list[Queue], kind: str) -> None:
     assert caught.value.code == 7
 
 
+@pytest.mark.parametrize(
+    ("kind", "ending"), [("plain", SystemExit(3)), ("plain", KeyboardInterrupt()), ("async", SystemExit(3))], ids=repr
+)
+def test_no_queue_waits_longer_than_the_grace_for_its_handlers(queues: list[Queue], kind: str, ending: BaseException) -> None:
+    for q in queues:
+        q.send(b"", "a")
+    runs, over = threading.Event(), threading.Event()
+
+    def plain(job: Job) -> None:
+        if job.queue_path == queues[0].path:
+            assert runs.wait(10.0)
+            raise ending
+        runs.set()
+        over.wait(60.0)
+
+    async def asynchronous(job: Job) -> None:
+        if job.queue_path == queues[1].path:
+            runs.set()
+            await anyio.sleep(60.0)
+        await anyio.to_thread.run_sync(plain, job)
+
+    worker = Worker(queues, plain if kind == "plain" else asynchronous)
+    with pytest.raises(type(ending)):
+        worker.run(grace_seconds=0.05)
+    over.set()
+    assert queues[1].status("a", 1).last_error == "TimeoutError: the worker stopped before the handler was done"
+    assert not queues[0].leases()
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_signal_stops_all_of_them(queues: list[Queue], kind: str) -> None:
     for q in queues:
