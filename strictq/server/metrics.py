@@ -54,7 +54,7 @@ TOTALS: Final = {
     "rejected": "Messages that became dead letters because they were rejected",
     "redriven": "Dead letters that were redriven",
     "expired": "Messages whose time to live ended",
-    "dropped": "Messages that were dropped because the queue was full",
+    "dropped": "Messages that were dropped because they were out of attempts",
     "purged": "Messages that were purged",
     "claims": "Attempts of receives that found messages",
     "empty_receives": "Attempts of receives that found none",
