@@ -21,7 +21,7 @@ from strictq._store.disk.wal_file import UNSYNCED_MAX
 from strictq._store.tables import mark
 from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
-from tests.support.folds import cut_to, narrow, require_agreement
+from tests.support.folds import cut_to, fold, narrow, require_agreement
 from tests.support.internals import connection_of, shard_of, store_of
 from tests.support.queues import Opener
 from tests.support.running import PATIENCE_SECONDS
@@ -152,6 +152,39 @@ def test_a_dedup_id_of_the_whole_queue_is_one_statement(disk: Opener, clock: Fak
         assert (encode_key("b"), 3, None) in rows
         assert connection_of(q).execute("SELECT count(*) FROM dedup").get <= before, "as many old ones are removed as are added"
         require_agreement(q, q)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_sends_below_a_maximum_depth_are_one_statement(disk: Opener, shards: int) -> None:
+    with disk.open(shards=shards, config=strictq.QueueConfig(max_depth=10, max_key_depth=4)) as q, disk.open() as other:
+        q.send_many([Message(b"", key=key, dedup_id="0") for key in "axyz"])
+        db = connection_of(q, store_of(q).shard_of(encode_key("a")).number)
+        for _ in range(3):
+            assert traced(db, lambda: q.send(b"", key="a"))[-1] == ARRIVAL
+        with pytest.raises(strictq.QueueFull, match="max_key_depth=4"):
+            q.send(b"", key="a")
+        for n in range(3):
+            other.send(b"", key=f"other {n}")
+        with pytest.raises(strictq.QueueFull, match="max_depth=10"):
+            q.send(b"", key="x")
+        assert q.send(b"", key="x", dedup_id="0").duplicate
+        assert q.stats().depth == 10
+        q.receive(1, keys=["y"])[0].ack()
+        q.send(b"", key="y")
+
+
+def test_a_maximum_depth_of_a_key_counts_what_is_at_rest(disk: Opener) -> None:
+    config = strictq.QueueConfig(max_key_depth=3)
+    with disk.open(shards=1, config=config) as q:
+        q.send_many([Message(b"", key="k")] * 3)
+        fold(q)
+    with disk.open() as q:
+        assert shard_of(q, 0).lanes.memory.lanes == {}
+        for _ in range(2):
+            with pytest.raises(strictq.QueueFull, match="max_key_depth=3"):
+                q.send(b"", key="k")
+        q.receive(1)[0].ack()
+        q.send(b"", key="k")
 
 
 def test_a_nack_is_one_statement(q: Queue) -> None:

@@ -204,7 +204,7 @@ class LaneFile:
 
     def send(self, items: Sequence[Item]) -> Sequence[Sent]:
         if len(items) == 1 and self.config.max_depth is None and self.may_be_alone:
-            done = sending.send_alone(self.lanes, self.now(), (items[0], self.config))
+            done = sending.send_alone(self.lanes, self.now(), (items[0], self.config, 0))
             if done is not None:
                 return [done]
         return self.transact(lambda tx: sending.send(tx, items, elsewhere=sending.NOTHING_ELSEWHERE))

@@ -247,16 +247,18 @@ def _remembered(tx: Tx, key: bytes, dedup_id: str, seq: int, arrival: int) -> Se
     return None if known is None else (known[0], known[1], key)
 
 
-def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig]) -> Sent | None:
+def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig, int]) -> Sent | None:
     """Append one message with a single statement. Return its place.
 
     Args:
-        given: the message, and the queue's settings, which permit it.
+        given: the message, the queue's settings, and the unresolved messages of the other shards.
     Returns:
         None: that is not possible now, and nothing was written.
     """
     memory = store.memory
-    (key, body, options, _), config = given
+    (key, body, options, _), config, elsewhere = given
+    if config.max_depth is not None and memory.totals.pending + elsewhere >= config.max_depth:
+        return None  # it is refused, or its dedup id is known
     opts = due = expires = dedup_row = None
     if options is not None or config.ttl_seconds is not None:
         if options is None or options.delay or options.ttl is not None or config.ttl_seconds is not None:
@@ -281,6 +283,10 @@ def send_alone(store: ShardLanes, now: int, given: tuple[Item, QueueConfig]) -> 
         memory.unsure = False
     if lane is None or (due is not None and lane.rest):
         return None  # its row must be read, or idle lanes are forgotten
+    most = None if is_keyless(key) else config.max_key_depth
+    if most is not None and (lane.rest or depth_of(lane) >= most):
+        memory.unsure = is_new
+        return None
     arrival, seq = memory.top + 1, lane.tail + 1
     if seq == 1:
         seq += memory.floor

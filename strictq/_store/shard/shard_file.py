@@ -333,21 +333,18 @@ class Shard:
             self.keep_wal_short()
         return done
 
-    def send_alone(self, item: Item, checked: QueueConfig | None) -> Sent | None:
+    def send_alone(self, item: Item, checked: QueueConfig | None, elsewhere: int) -> Sent | None:
         """Append a message.
 
         Args:
             checked: the settings that it was validated against. None: it has no options, and its size is not checked yet.
+            elsewhere: the unresolved messages of the other shards, if `max_depth` is set.
         """
         settings = self._host.settings
         config = settings[0]
-        if (
-            config.max_depth is not None
-            or config.max_key_depth is not None
-            or (checked is not config and (checked or len(item[1]) > config.max_body_bytes))
-        ):
+        if checked is not config and (checked or len(item[1]) > config.max_body_bytes):
             return None
-        return self._direct(settings, sending.send_alone, (item, config))
+        return self._direct(settings, sending.send_alone, (item, config, elsewhere))
 
     def claim_alone(self, attempt: Attempt, seconds: float | None) -> Claimed | None:
         """Lease what is ready now.

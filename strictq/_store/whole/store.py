@@ -420,8 +420,10 @@ class Store(Routing):
         """
         shards = self.shards
         shard = shards[0] if len(shards) == 1 else self.shard_of(item[0])
-        if (self.reserve is None or not self.waker.short_of_space) and not self.settings[0].limits:
-            sent = shard.send_alone(item, checked)
+        config = self.settings[0]
+        if (self.reserve is None or not self.waker.short_of_space) and not config.limits:
+            elsewhere = 0 if config.max_depth is None else self.quotas.elsewhere(shard).messages
+            sent = shard.send_alone(item, checked, elsewhere)
             if sent is not None:
                 return shard.number, sent
         moved: dict[bytes, int] = {}
