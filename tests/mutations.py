@@ -1395,6 +1395,13 @@ MUTATIONS = [
         "if False:",
         "tests/store/test_disk_full.py",
     ),
+    _store(
+        "a worker makes room for its file",
+        "whole/consumers.py",
+        "            self._store.make_room()\n",
+        "            pass\n",
+        "tests/store/test_disk_full.py",
+    ),
     # Damage, and what was made by hand.
     _store(
         "the checksums of pages",

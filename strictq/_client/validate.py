@@ -60,8 +60,9 @@ def path_text(path: object, name: str = "path") -> str:
     if not text or "\0" in text:
         raise InvalidArgument(f"{name} must not be empty or contain NUL characters")
     if url := _URL.match(text):
-        local = hints.NOT_A_URL.of(path=text[url.end() :].lstrip("/") or "orders.strictq")
-        hint = hints.CONNECT_URL if text.startswith(("sqs+", "https://sqs")) else local
+        rest = text[url.end() :] if text[url.end() :].startswith("/") else "orders.strictq"  # not a host's name
+        local = hints.NOT_A_URL.of(path=rest if text.startswith("file:") else rest.lstrip("/"))
+        hint = hints.CONNECT_URL if text.startswith(("sqs+", "http:", "https:")) else local
         shown = _PASSWORD.sub("//", text)
         raise InvalidArgument(f"{name} must be the path of a directory, not a URL: {shown!r}", hint=hint)
     if text.startswith("~"):

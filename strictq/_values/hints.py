@@ -66,6 +66,7 @@ SERVER_REFUSED: Final = Coded("if the server was restarted, restart the query; o
 PARTIAL_FAILURE: Final = Coded("look at .results, and retry the items whose entry is a transient error")
 FORWARD_PENDING: Final = Coded("do not repeat the transaction: it is committed, and its sends will arrive")
 FORKED_PROCESS: Final = Coded("open the queue again in the child process")
+FORKED_MEMORY: Final = Coded("use a queue in a directory, or open one in memory in each process")
 STORE_BUSY: Final = Coded("try again later: another process holds the shard's write lock")
 STORE_FULL: Final = Coded("free disk space, or let consumers drain the queue; sends then work again")
 STORE_CORRUPT: Final = Coded("restore the file from a backup, or salvage the queue with strictq.salvage(path, out)")

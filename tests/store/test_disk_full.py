@@ -343,6 +343,18 @@ def test_a_process_that_starts_on_a_full_disk_can_drain_it(make: Callable[..., Q
     assert q.check() == []
 
 
+def test_a_worker_that_starts_on_a_full_disk_can_drain_it(make: Callable[..., Queue], small: Path) -> None:
+    q = make()
+    q.send_many([Message(b"x" * 700, key=f"k{n % 20}") for n in range(200)])
+    stuff(small)
+    depth = 200 + send_until_full(q)
+    got: list[tuple[object, int]] = []
+    strictq.Worker(q, lambda job: got.append((job.key, job.seq))).run(drain=True)
+    assert len(got) == len(set(got)) == depth
+    assert q.check() == []
+    assert not [path.name for path in (small / "queue").iterdir() if layout.LIVE in path.name]
+
+
 def test_waking_on_a_full_disk_does_not_kill_the_process(small: Path) -> None:
     """Storing into a hole of a mapped file is a bus error if the disk has no block for it."""
     strictq.open(small / "queue").close()

@@ -400,6 +400,21 @@ def test_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://localhost:6379/0", "such as 'orders.strictq'"),
+        ("file:///data/x", "such as '/data/x'"),
+        ("sqlite:///x", "such as 'x'"),
+        ("http://localhost:9324/queue/x", "strictq.connect()"),
+    ],
+)
+def test_the_hint_of_a_url_names_what_to_pass(url: str, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        strictq.open(url)
+    assert says in caught.value.hint
+
+
 def test_a_refused_url_does_not_tell_its_password() -> None:
     with pytest.raises(InvalidArgument, match=r"not a URL: .sqs\+http://host/queue/x.") as caught:
         strictq.open("sqs+http://user:secret@host/queue/x")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from ..._platform import files
-from ..._values.errors import StoreError
+from ..._values.errors import StoreError, StoreFull
 from ..commit.tx import bound
 from ..disk import locks
 from ..shard import expiring
@@ -56,8 +56,12 @@ class Consumers:
             return OnlyConsumer(self._live, described)
         consumer = LiveConsumer(self._directory, moving.InUse(self._store.shards), described, self._store.config.lease_seconds)
         self._own_locks.add(consumer)
-        with files.typed("a consumer's file can't be written"):
-            consumer.join()
+        appear = files.typed("a consumer's file can't be written")(consumer.join)
+        try:
+            appear()
+        except StoreFull:  # it frees more space than it takes
+            self._store.make_room()
+            appear()
         return consumer
 
     def live(self) -> list[Seen]:

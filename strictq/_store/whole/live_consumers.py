@@ -110,8 +110,12 @@ class LiveConsumer(Lock):
             OSError, StoreError: the file can't be made.
         """
         self.alone(0.0)
-        self._put(self._now())
-        os.rename(self._path, self._name)
+        try:
+            self._put(self._now())
+            os.rename(self._path, self._name)
+        except OSError:
+            self.end()
+            raise
         self._path = self._name
         self._look_round(self._now())
 

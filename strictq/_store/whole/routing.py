@@ -51,6 +51,10 @@ class Routing(Settings):
     def _add_shard(self, part: Range) -> None:
         """Add a shard to `shards`. It is opened when it is first used."""
 
+    @abstractmethod
+    def make_room(self) -> None:
+        """See Store."""
+
     def shard_of(self, key: bytes) -> Shard:
         """Return the shard of a stored key."""
         if len(self.shards) == 1:

@@ -357,6 +357,8 @@ class Store(Routing):
         if self._closed:
             raise QueueClosed("the queue is closed")
         if self._pid != _process.pid:
+            if self.directory is None:
+                raise ForkedProcess("a queue in memory belongs to the process that opened it", hint=hints.FORKED_MEMORY)
             raise ForkedProcess("the queue was inherited through a fork that strictq could not prepare for")
         if writing and self.look is not None:
             raise ReadOnlyQueue(
