@@ -59,6 +59,15 @@ class Group(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names, or suggest the nearest ones."""
+        if args[0] not in COMMANDS:
+            from difflib import get_close_matches  # imported late: only a wrong word needs it
+
+            near = [name for name in COMMANDS if name.startswith(args[0])] or get_close_matches(args[0], COMMANDS, cutoff=0.7)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
         with formatter.section("Commands"):

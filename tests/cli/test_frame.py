@@ -149,6 +149,17 @@ def test_the_help_and_one_command_import_only_what_they_need(filled: Path, tmp_p
         assert not absent & set(done.stderr.split()), args
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("top", "Did you mean top-keys?"), ("stat", "Did you mean stats or status?"), ("xyz", "No such command 'xyz'.\n")],
+)
+def test_an_unknown_command_names_the_nearest_ones(word: str, says: str) -> None:
+    group = app()
+    with pytest.raises(click.UsageError) as caught:
+        group.invoke(group.make_context("strictq", [word, "orders.strictq"]))
+    assert says in f"{caught.value.message}\n"
+
+
 def test_version_and_unknown_commands(tmp_path: Path) -> None:
     assert strictq_command(tmp_path, "--version") == (0, f"strictq {strictq.__version__}\n", "")
     code, out, err = strictq_command(tmp_path, "statz")
