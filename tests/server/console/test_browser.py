@@ -131,6 +131,10 @@ CURRENT_IN_SIGHT = """() => {
 }"""
 
 
+CUT_OFF: Final = """[...document.querySelectorAll("main .scroll, main td")]
+  .filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.outerHTML.slice(0, 200))"""
+
+
 def wait(page: Any, condition: str, arg: Any = None) -> None:
     """Wait until an expression is true. The policy forbids Playwright's own way of doing that."""
     end = time.monotonic() + 60
@@ -169,6 +173,7 @@ def test_every_page_fits_and_is_whole(site: Site) -> None:
                 for theme in ("light", "dark"):
                     page.emulate_media(color_scheme=theme)
                     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], where
+                    assert page.evaluate(CUT_OFF) == [], (where, viewport)
                     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == theme
                     wait(page, CURRENT_IN_SIGHT)
             assert page.locator(".banner.bad").count() == 0, where
