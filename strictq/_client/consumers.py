@@ -58,7 +58,7 @@ def acknowledge(storage: Storage, consumer: str, n: int) -> int:
     """
     storage.require_open()
     known = storage.recorded_batches.known(consumer)
-    if n > max(k.last for k in known.values()):
+    if n > max((k.last for k in known.values()), default=0):
         raise RecordedBatchGone(f"consumer {consumer!r} of this queue has no batch {n}")
     return storage.recorded_batches.ack(consumer, known, n)
 

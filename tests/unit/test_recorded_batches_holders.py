@@ -59,6 +59,20 @@ def test_a_zombie_learns_it_where_it_would_lease(q: Queue) -> None:
     assert h.take(0) == 1
 
 
+def test_a_holder_takes_messages_of_a_shard_that_is_added_when_it_reads_its_state_again(disk: Opener) -> None:
+    q = disk(shards=1)
+    fill(q, "a", 2)
+    fill(q, "b", 2)
+    h = holder(q)
+    assert h.take(0) == 1
+    h.withdraw_newest()  # the state must be read again
+    q.split(0)
+    assert h.take(0) == 1
+    assert by_key(read(q, h, 1)) == {"sa": [1, 2], "sb": [1, 2]}
+    h.ack(1)
+    assert q.stats().depth == 0
+
+
 def test_two_processes_have_one_holder(tmp_path: Path) -> None:
     q = strictq.open(tmp_path / "queue")
     script = """

@@ -100,8 +100,9 @@ class RecordedBatches:
         return self._store.consumers.lock(name)
 
     def known(self, name: str) -> dict[int, Known]:
-        """Return each shard's state of a consumer."""
-        return {s.number: s.read(lambda db: recorded_batches.look(db, name)) for s in self._store.shards}
+        """Return the state of a consumer in each shard. A shard that was added since its holder began has none."""
+        found = {s.number: s.read(lambda db: recorded_batches.look(db, name)) for s in self._store.shards}
+        return {number: known for number, known in found.items() if known.epoch}
 
     def join_new_shards(self, name: str, epoch: int, known: Mapping[int, Known]) -> dict[int, Known]:
         """Let the consumer's holder take part in the shards that were added since. Return each shard's state."""
@@ -124,14 +125,14 @@ class RecordedBatches:
 
     def release(self, name: str) -> int:
         """Fence the holder, and end every open batch, so that its messages are ready again. Return their number."""
-        if not any(k.epoch for k in self.known(name).values()):
+        if not self.known(name):
             return 0
         self._begin_epoch(name)
         return self._finish(name) + self._release(name, self.known(name), NEVER)
 
     def _begin_epoch(self, name: str) -> int:
         while True:
-            epoch = max(k.epoch for k in self.known(name).values()) + 1
+            epoch = max((k.epoch for k in self.known(name).values()), default=0) + 1
             if all(shard.run(bound(recorded_batches.take_over, name, epoch)) for shard in self._store.shards):
                 return epoch
 
