@@ -85,7 +85,7 @@ def stats(queue: Path | str, watch: bool, interval: float | None, count: int | N
     """Show the state and totals of a queue. Does not block programs that use the queue.
 
     The cost depends on the number of delayed and held keys, not on the number of messages. With --watch, a terminal shows a
-    live table; a pipe or a file gets one line (with --json, one object) per refresh. A URL's endpoint tells its counts only.
+    live table; a pipe or a file gets one line (with --json, one object) per refresh. With a URL, it prints counts only.
 
     Exit code 0: every shard was read. 1: a shard could not be read; the output says which. 2: there is no such queue.
     """

@@ -46,8 +46,10 @@ def assert_sent(queue: Any, key: Key, bodies: Iterable[Any]) -> list[PeekedMessa
                 "" if m is not None and w is not _NONE and _same(w, m) else "<--",
             )
         )
+    others = sum(bool(row[-1]) for row in rows) if len(wanted) == len(found) else 0
     raise AssertionError(
-        f"key {key!r}: expected {_count(wanted)} in its lane, found {_count(found)}\n"
+        f"key {key!r}: expected {_count(wanted)} in its lane, found {_count(found)}"
+        + (f", {others} with another body\n" if others else "\n")
         + _table(("seq", "state", "expected", "found", ""), rows)
         + _elsewhere(q, key)
     )

@@ -157,7 +157,7 @@ def test_a_failing_assertion_shows_its_message_and_the_users_line(pytester: pyte
     result.stdout.fnmatch_lines(
         [
             '>*assert_sent(strict_queue, "order-7", *',
-            "E*key 'order-7': expected 1 message in its lane, found 1 message",
+            "E*key 'order-7': expected 1 message in its lane, found 1 message, 1 with another body",
             "E*1*ready*b'paid'*b'payed'*<--",
         ]
     )
