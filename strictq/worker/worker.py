@@ -507,7 +507,7 @@ class Worker:
                 breaker=breaker,
                 running=len(board.running),
                 preparing=len(board.preparing),
-                prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),
+                prepared=board.prepared_count - len(board.preparing) - sum(not job._cancelled for job in board.to_prepare),
                 buffered=board.buffered,
                 limited=board.passed_jobs,
                 prepared_bytes=board.prepared_bytes,

@@ -877,3 +877,20 @@ def test_a_queue_that_is_closed_under_a_worker(q: Queue) -> None:
 def test_signals_are_checked(signature: Any) -> None:
     with pytest.raises(InvalidArgument):
         signature(-1.0 if signature is Retry else "")
+
+
+def test_the_prepares_that_a_stop_calls_off_are_not_counted(q: Queue) -> None:
+    for n in range(10):
+        q.send(b"", f"k{n}")
+    over = threading.Event()
+    worker = Worker(q, lambda _: None, lambda _: over.wait(PATIENCE_SECONDS), concurrency=2, prepared_max=8)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: worker.stats().preparing == 2 and len(worker._board.to_prepare) == 6)
+    assert worker.stats().prepared == 0
+    worker.stop()
+    until(lambda: q.stats().in_flight == 0)
+    assert worker.stats().prepared == 0
+    over.set()
+    thread.join()
+    assert worker.stats().prepared == 0
