@@ -190,7 +190,8 @@ class Actions:
 
     async def list_queues(self, parameters: Parameters, caller: Caller) -> Answer:
         prefix = parameters.get("QueueNamePrefix", "")
-        return _page((name for name in self._catalogue.entries if name.startswith(prefix)), parameters, caller.base, "QueueUrls")
+        names = list(self._catalogue.entries)  # a thread may add one meanwhile
+        return _page((name for name in names if name.startswith(prefix)), parameters, caller.base, "QueueUrls")
 
     async def list_dead_letter_source_queues(self, parameters: Parameters, caller: Caller) -> Answer:
         names = self._catalogue.sources(self._entry(parameters))

@@ -137,7 +137,8 @@ class Catalogue:
 
     def sources(self, entry: Entry) -> list[str]:
         """Return the names of the queues whose dead letters go to this one."""
-        return [other.name for other in self.entries.values() if other.redrive and other.redrive.target == entry.arn]
+        entries = list(self.entries.values())  # a thread may add one meanwhile
+        return [other.name for other in entries if other.redrive and other.redrive.target == entry.arn]
 
     def save(self, entry: Entry) -> None:
         """Store an entry, durably. If that fails, `entry` is not stored, and is in `entries` only if it was."""

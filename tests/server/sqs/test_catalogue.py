@@ -291,3 +291,20 @@ def test_a_queue_that_is_deleted_while_it_is_being_opened_stays_deleted(disk: Ca
     disk.send(url, "new")
     disk.restart()
     assert bodies(disk.receive(url)) == ["new"]
+
+
+def test_a_queue_may_be_added_while_the_sources_of_dead_letters_are_looked_for() -> None:
+    catalogue = Catalogue(None)
+
+    class Found(Entry):
+        @property
+        def redrive(self) -> None:
+            """Another thread is quicker than the one that reads this."""
+            catalogue.entries[f"another-{len(catalogue.entries)}"] = dead
+
+        @redrive.setter
+        def redrive(self, _policy: object) -> None: ...
+
+    dead = Entry("dead", {}, {}, 0, 0)
+    catalogue.save(Found("q", {}, {}, 0, 0))
+    assert catalogue.sources(dead) == []
