@@ -135,7 +135,7 @@ def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[SegmentF
         identity = target.identity()
     except TargetUnavailable as e:
         if isinstance(e.__cause__, FileNotFoundError):
-            raise QueueNotFound(str(e), hint=hints.TARGET_IS) from e
+            raise QueueNotFound(Exception.__str__(e), hint=hints.TARGET_IS) from e
         raise
     if identity is None:
         raise InvalidArgument(f"{target} is not a replica: no queue ships to it", hint=hints.TARGET_IS)

@@ -452,3 +452,9 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(tmp_path: Path, side: str, se
         clocks["replica"].advance(35)
         assert sorted(d.body for d in promoted.receive(10)) == [b"delayed", b"leased"]
         assert promoted.check() == []
+
+
+def test_a_restore_from_nowhere_has_one_hint(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound) as caught:
+        strictq.restore(tmp_path / "nowhere", tmp_path / "out")
+    assert str(caught.value) == f"there is no directory {tmp_path / 'nowhere'} ({caught.value.hint})"
