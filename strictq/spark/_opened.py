@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
 from typing import Final
 
-from .._store.api import Storage
 from .._values import hints
 from .._values.errors import QueueNotFound, StoreError
 from ..opening import open as open_queue
 from ..queue import Queue
+from ._paths import CATALOG, FIRST_SHARD, place_of
 
 _MAX: Final = 8
-_opened: dict[str, tuple[tuple[int, int], Queue]] = {}
+_opened: dict[str, tuple[tuple[int, int] | None, Queue]] = {}
 
 
 _settled = False
@@ -32,13 +31,6 @@ def settle() -> None:
         _settled = True
 
 
-def _id_at(path: str) -> str:
-    known = Storage.facts(Path(path), read_only=True)
-    if known is None:
-        raise QueueNotFound(f"there is no queue at {path}")
-    return known.queue_id
-
-
 def looking(path: str, queue_id: str) -> Queue:
     """Return the queue at a path, opened read-only.
 
@@ -47,18 +39,16 @@ def looking(path: str, queue_id: str) -> Queue:
         StoreError: it can't be opened, for example because this process has no permission.
     """
     try:
-        found = os.stat(os.path.join(path, "queue.db"))
+        os.stat(os.path.join(path, CATALOG))
     except (FileNotFoundError, NotADirectoryError) as e:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.EXECUTORS_NEED_SERVER) from e
     except OSError as e:
         raise StoreError(
             f"the queue at {path} can't be opened: {e.strerror or e}", shard=-1, cause=e, hint=hints.EXECUTORS_AS_OWNER
         ) from e
-    place = (found.st_dev, found.st_ino)
+    place = place_of(path, FIRST_SHARD)  # before it is opened, so that a queue that replaces it is noticed
     known = _opened.get(path)
-    # A queue that replaced a removed one may have its inode. A request for a queue that no longer exists must not close the
-    # existing one, from which others read.
-    if known is None or known[0] != place or (known[1].queue_id != queue_id and _id_at(path) != known[1].queue_id):
+    if known is None or known[0] != place:
         if known is not None:
             _opened.pop(path)[1].close()
         while len(_opened) >= _MAX:

@@ -38,15 +38,28 @@ def test_it_is_opened_once(tmp_path: Path) -> None:
     assert _opened.looking(str(tmp_path / "q"), name) is first
 
 
-@pytest.mark.parametrize("same_inode", [False, True])
-def test_a_new_queue_in_the_place_of_one_that_was_removed(tmp_path: Path, same_inode: bool) -> None:
-    path = str(tmp_path / "q")
-    old = _opened.looking(path, make(tmp_path / "q", "old"))
-    name = make(tmp_path / "q", "new")
-    if same_inode:  # as file systems do that give a number again
-        found = os.stat(os.path.join(path, "queue.db"))
-        _opened._opened[path] = ((found.st_dev, found.st_ino), old)
-    assert [m.seq for m in _opened.looking(path, name).peek("new")] == [1]
+@pytest.mark.parametrize("same", ["nothing", "inode", "queue"])
+def test_a_queue_in_the_place_of_one_that_was_removed(tmp_path: Path, same: str) -> None:
+    """Its catalog may have the number of the removed one, and it may be a copy of that queue, with the same id."""
+    path = tmp_path / "q"
+    name = make(path, "old")
+    if same == "queue":
+        with strictq.open(path) as q:
+            q.backup(tmp_path / "copy")
+        strictq.adopt(tmp_path / "copy")
+    else:
+        make(tmp_path / "copy", "new")
+    with strictq.open(path) as q:
+        q.send(b"", "old")
+    assert len(_opened.looking(str(path), name).peek("old")) == 2
+    for file in path.iterdir():
+        if same == "nothing" or file.name != "queue.db":
+            file.unlink()
+    for file in (tmp_path / "copy").iterdir():
+        shutil.copyfile(file, path / file.name)  # into the same file if there is one
+    with strictq.open(path) as q:
+        name, key = q.queue_id, "old" if same == "queue" else "new"
+    assert [m.seq for m in _opened.looking(str(path), name).peek(key)] == [1]
 
 
 def test_who_asks_for_another_queue_closes_none(tmp_path: Path) -> None:
