@@ -100,7 +100,7 @@ class Holder:
             raise ConsumerBusy(f"consumer {self.name!r} is in use by a running process")
         try:
             epoch = self._recorded.take_over(self.name)
-            self._known = self._recorded.known(self.name)
+            self._known = self._recorded.joined(self.name, epoch, {})
             self._returned = max(k.last for k in self._known.values())
             self.epoch = epoch  # last: `close` undoes what was recorded since
         except BaseException:
@@ -139,10 +139,8 @@ class Holder:
             raise ForkedProcess("a named consumer can't be held across a fork")
         if not self.epoch:
             raise InvalidArgument("attach first")
-        if self._known is None:
-            self._known = self._recorded.known(self.name)
-        if len(self._known) < self._storage.shards:
-            self._known = self._recorded.join_new_shards(self.name, self.epoch, self._known)
+        if self._known is None or len(self._known) < self._storage.shards:
+            self._known = self._recorded.joined(self.name, self.epoch, self._known or {})
         return self._known
 
     def was_released(self, n: int) -> bool:
@@ -412,7 +410,7 @@ class Holder:
 
         given = {s: want for s, want in wants.items() if want is None or s in full}
         done = self._recorded.advance(self._by(encode), known, upto, n, given, left)
-        known = {**known, **done.known} if done.failed is None else self._recorded.known(self.name)
+        known = {**known, **done.known} if done.failed is None else self._recorded.joined(self.name, self.epoch, {})
         if all(known[shard].last >= n for shard in full):
             self._pause = 0
         else:

@@ -717,6 +717,19 @@ def test_batches_of_a_named_consumer_go_on(disk: Opener, monkeypatch: pytest.Mon
     assert q.check() == []
 
 
+def test_a_named_consumer_joins_a_shard_that_was_added_after_it_failed(disk: Opener) -> None:
+    """It reads the state of all shards again, and finds one in which it has none yet."""
+    q = disk()
+    q.send_many([Message(b"%d" % n, key=f"key-{n % 40}") for n in range(200)])
+    h = holder(q)
+    h.take(0, messages_max=12)
+    h.withdraw_newest()
+    q.split(0)
+    assert len(recorded_batches.drain(q, h, messages_max=60)) == 200
+    h.close()
+    assert q.check() == []
+
+
 def test_a_range_stays_until_no_batch_has_a_lane_of_it(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also lanes that an earlier step of the move has passed."""
     monkeypatch.setattr(moving, "WAIT_SECONDS", 0.1)

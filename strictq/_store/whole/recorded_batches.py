@@ -104,13 +104,20 @@ class RecordedBatches:
         found = {s.number: s.read(lambda db: recorded_batches.look(db, name)) for s in self._store.shards}
         return {number: known for number, known in found.items() if known.epoch}
 
-    def join_new_shards(self, name: str, epoch: int, known: Mapping[int, Known]) -> dict[int, Known]:
-        """Let the consumer's holder take part in the shards that were added since. Return each shard's state."""
+    def joined(self, name: str, epoch: int, known: Mapping[int, Known]) -> dict[int, Known]:
+        """Return each shard's state of a consumer. Let its holder take part in the shards that were added since its epoch began.
+
+        Args:
+            known: shards in which the holder takes part, which are not read again.
+        """
         found = dict(known)
         for shard in self._store.shards:
             if shard.number not in found:
-                shard.run(bound(recorded_batches.take_over, name, epoch))
-                found[shard.number] = shard.read(lambda db: recorded_batches.look(db, name))
+                state = shard.read(lambda db: recorded_batches.look(db, name))
+                if state.epoch < epoch:
+                    shard.run(bound(recorded_batches.take_over, name, epoch))
+                    state = shard.read(lambda db: recorded_batches.look(db, name))
+                found[shard.number] = state
         return found
 
     def is_held(self, name: str, epoch: int) -> bool:
