@@ -1295,6 +1295,13 @@ MUTATIONS = [
         "tests/store/test_applied.py",
         "tests/store/test_staging.py",
     ),
+    Mutation(
+        "what a half written batch lacks is in the files of its repetition",
+        "strictq/spark/_apply.py",
+        " and _content(place, files) == content:",
+        ":",
+        ("tests/spark/test_staged.py",),
+    ),
     _store(
         "a job id of another query",
         "bulk/applied.py",

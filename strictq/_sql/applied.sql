@@ -35,9 +35,9 @@ INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLIC
 -- applied: which batch of a stream wrote the newest batch of a writer. Takes 'by <length> <writer> ' twice. Index: primary key.
 SELECT writer, batch FROM applied WHERE writer > ? AND writer < ? || char(1114111);
 
--- name: finish
--- applied.finish: the batch is complete, so its files are no longer needed. Takes writer, batch. Index: primary key.
-UPDATE applied SET files = NULL WHERE writer = ? AND batch = ?;
+-- name: set_files
+-- applied.finish and applied.use: the files of a batch; NULL: it is complete. Takes files, writer, batch. Index: primary key.
+UPDATE applied SET files = ? WHERE writer = ? AND batch = ?;
 
 -- name: forget_batches
 -- applied: batches that are no longer kept. Takes writer, last batch to forget. Index: primary key.

@@ -334,6 +334,9 @@ BATCH_DIFFERS: Final = Coded(
     "if the checkpoint lost its newest files, start a new query from where this one stopped; if the rows are the "
     "same messages recomputed, set the option onMismatch to 'skip'"
 )
+BATCH_LOST: Final = Coded(
+    "set the option onMismatch to 'skip' to leave the batch as it is, and send the rows that it lacks by a program of your own"
+)
 OWN_JOB: Final = Coded(
     "leave the option jobId out, because the query and its batch name the write; or use a job id that no other query or job has "
     "used; if the rows of this batch are in the queue, skip this write"

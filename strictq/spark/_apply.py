@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+from .._platform.files import open_regular, typed
 from .._platform.parallel import AT_ONCE, run_all
 from .._store.api import Applied, Bulk, PlainRows, Size, Staging, StreamBatch, Token
 from .._values import hints
@@ -25,6 +28,8 @@ CACHE_KIB: Final = 4096
 """SQLite's cache of a shard while its parts are written. Most pages of appended messages are not read again."""
 CACHE_DONE_KIB: Final = 256
 """The cache after the shard's last part, so that the caches of many shards do not add up."""
+READ_BYTES: Final = 1 << 20
+"""The bytes of a staged file that are read at a time for its checksum."""
 
 
 class StagedFile(NamedTuple):
@@ -69,7 +74,7 @@ def apply(
             with place.locked() as held:
                 if not held:
                     raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
-                known = _write(bulk, _cut(queue), place, token, files, origin)
+                known = _write(bulk, _cut(queue), place, token, files, origin, skip_others=skip_others)
             break
         except (QueueFull, Throttled) as e:
             # The lock is free, ranges move, and nothing is decided while the batch waits.
@@ -122,14 +127,29 @@ def _cut(queue: Queue) -> Cut:
 
 
 def _write(
-    bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile], origin: StreamBatch | None = None
-) -> Applied | None:
+    bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile], origin: StreamBatch | None = None,
+    *, skip_others: bool = False,
+) -> Applied | None:  # fmt: skip
     """Write the batch. Return its earlier state, or None if it is written for the first time."""
     known = bulk.known(token)
+    if known is not None and known.files is not None:
+        decided, cut, content = _decode(known.files)
+        if all(place.path(file.name).exists() for file in decided):
+            files = decided
+        elif [file.rows for file in files] == [file.rows for file in decided] and _content(place, files) == content:
+            place.sync([file.name for file in files])
+            known = bulk.use(token, known.files, _encode(files, cut, content))
+        elif skip_others:
+            bulk.finish(token, ())
+            known = bulk.known(token)
+        else:
+            raise ConfigError(
+                f"{token} is half written, its staged files are gone, as in a copy of a queue, and it is now repeated with other "
+                "rows; nothing more was written",
+                hint=hints.BATCH_LOST,
+            )
     if known is not None and known.whole:
         return known
-    if known is not None:
-        files, cut = _decode(known.files)
     batch = StagedRows([(place.path(file.name), file.rows) for file in files])
     separator = bulk.tenant_separator if known is None else None
     size = Size(batch.rows, batch.body_bytes_max, batch.keyless, {} if separator is None else batch.tenants(separator))
@@ -142,8 +162,8 @@ def _write(
             if len(parts) == 1 and len(parts.get(home, ())) == 1:
                 return bulk.put_whole(token, size, parts[home][0].rows(), origin)
             place.sync([file.name for file in files])
-            decided = bulk.decide(token, size, _encode(files, cut), origin)
-            if decided.files != _encode(files, cut):
+            ours = _encode(files, cut, _content(place, files))
+            if bulk.decide(token, size, ours, origin).files != ours:
                 return _write(bulk, cut, place, token, files, origin)  # another process was faster, so continue with its decision
     _put_all(bulk, token, parts)
     bulk.finish(token, parts)
@@ -164,10 +184,28 @@ def _put_all(bulk: Bulk, token: Token, parts: dict[int, list[StagedPart]]) -> No
     run_all([partial(put, shard) for shard in sorted(parts)])
 
 
-def _encode(files: Sequence[StagedFile], cut: Cut) -> str:
-    return json.dumps({"files": [list(file) for file in files], "cut": list(cut)})
+def _content(place: Staging, files: Sequence[StagedFile]) -> list[int]:
+    """Return the checksums of files, in their order.
+
+    Raises:
+        StoreError: one can't be read.
+    """
+    found = []
+    for file in files:
+        crc = 0
+        with typed("a staging file can't be read"), os.fdopen(open_regular(place.path(file.name), os.O_RDONLY), "rb") as opened:
+            while data := opened.read(READ_BYTES):
+                crc = zlib.crc32(data, crc)
+        found.append(crc)
+    return found
 
 
-def _decode(text: str | None) -> tuple[list[StagedFile], Cut]:
-    stored = json.loads(text or "{}")
-    return [StagedFile(str(name), int(rows)) for name, rows in stored["files"]], Cut(*map(int, stored["cut"]))
+def _encode(files: Sequence[StagedFile], cut: Cut, content: list[int]) -> str:
+    return json.dumps({"files": [list(file) for file in files], "cut": list(cut), "content": content})
+
+
+def _decode(text: str) -> tuple[list[StagedFile], Cut, list[int] | None]:
+    """Return the files of a decision, the limits of their parts, and their checksums, which older versions did not store."""
+    stored = json.loads(text)
+    files = [StagedFile(str(name), int(rows)) for name, rows in stored["files"]]
+    return files, Cut(*map(int, stored["cut"])), stored.get("content")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq._store.api import PlainRows, Staging, Token, new_run
+from strictq._store.api import Bulk, PlainRows, Staging, Token, new_run
 
 pa = pytest.importorskip("pyarrow")
 
@@ -188,20 +188,77 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         StagedRows([(path, 100)])
 
 
+JOB = Token.job("a")
+
+
+def job_file(queue: Path, begin: int = 0) -> _apply.StagedFile:
+    """Stage 200 rows of different keys for JOB."""
+    name, file = Staging(queue, JOB.writer).create(0, new_run())
+    rows = {"key": [b"s%d" % n for n in range(200)], "body": [b"%d" % (begin + n) for n in range(200)]}
+    batch = pa.RecordBatch.from_pydict(rows, schema=pa.schema([("key", pa.binary()), ("body", pa.binary())]))
+    with file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    return _apply.StagedFile(name, 200)
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a queue whose JOB was killed between two shards. It has no staged files."""
+    put = Bulk.put
+    calls = 0
+
+    def killed(bulk: Bulk, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise KeyboardInterrupt
+        put(bulk, *args)
+
+    path = tmp_path / "queue"
+    with strictq.open(path, shards=3, durability="process") as q:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Bulk, "put", killed)
+            _apply.apply(q, JOB, [job_file(path)], skip_others=False)
+        assert 0 < q.stats().depth < 200
+        q.backup(tmp_path / "copy")
+    strictq.adopt(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_copy_of_a_half_written_batch_is_completed_by_the_same_rows(half: Path) -> None:
+    with strictq.open(half) as q:
+        for _ in range(2):
+            _apply.apply(q, JOB, [job_file(half)], skip_others=False)
+        assert sorted((d.key, d.body) for d in q.receive(1000)) == sorted((f"{n}", b"%d" % n) for n in range(200))
+        q.split(0)
+        assert q.check() == []
+
+
+def test_a_copy_of_a_half_written_batch_is_not_completed_by_other_rows(half: Path) -> None:
+    """Their number is the same. A row could be in none of the shards, or in two."""
+    with strictq.open(half) as q:
+        depth = q.stats().depth
+        _apply.finish_others(q)
+        with pytest.raises(strictq.ConfigError, match="half written, its staged files are gone"):
+            _apply.apply(q, JOB, [job_file(half, 1)], skip_others=False)
+        with pytest.raises(strictq.MoveBlocked, match="incomplete batch"):
+            q.split(0)
+        for _ in range(2):
+            _apply.apply(q, JOB, [job_file(half, 1)], skip_others=True)
+        assert q.stats().depth == depth
+        q.split(0)
+        assert q.check() == []
+
+
 def test_a_batch_is_divided_by_what_the_shards_own_now(tmp_path: Path) -> None:
     """By what a process knew before ranges moved, a part would be refused, and the next attempt would skip rows of another."""
     path = tmp_path / "queue"
     with strictq.open(path, shards=2, durability="process") as q, strictq.open(path) as stale:
         q.split(0)
         q.merge(1, into=2)
-        place = Staging(path, "job a")
-        name, file = place.create(0, new_run())
-        schema = pa.schema([pa.field("key", pa.binary()), pa.field("body", pa.binary())])
-        rows = {"key": [b"s%d" % n for n in range(200)], "body": [b""] * 200}
-        with file, pa.ipc.new_stream(file, schema) as writer:
-            writer.write_batch(pa.RecordBatch.from_pydict(rows, schema=schema))
+        file = job_file(path)
         for each in (stale, q):
-            _apply.apply(each, Token.job("a"), [_apply.StagedFile(name, 200)], skip_others=False)
+            _apply.apply(each, JOB, [file], skip_others=False)
         assert [shard.depth > 0 for shard in q.stats().shards] == [True, False, True]
         assert q.stats().depth == 200
         assert q.check() == []

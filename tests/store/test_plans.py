@@ -104,7 +104,7 @@ PINNED: list[tuple[Statements, str, list[str]]] = [
     (APPLIED, "find", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "newest", ["SEARCH applied USING PRIMARY KEY (writer=?)"]),
     (APPLIED, "origin", ["SEARCH applied USING PRIMARY KEY (writer>? AND writer<?)"]),
-    (APPLIED, "finish", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
+    (APPLIED, "set_files", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "forget_batches", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch<?)"]),
     (APPLIED, "outlived", ["SEARCH applied USING INDEX applied_until (until<?)"]),
     (APPLIED, "open_batches", ["SCAN applied USING INDEX applied_open"]),

@@ -236,7 +236,16 @@ def _origin_prefix(token: Token) -> str:
 
 def finish(tx: Tx, token: Token) -> None:
     """Mark the batch as complete, in the home shard: every part is in its shard."""
-    tx.run(APPLIED.finish, token)
+    tx.run(APPLIED.set_files, (None, *token))
+
+
+def use(tx: Tx, token: Token, instead: str, files: str) -> Applied | None:
+    """Continue a decided batch with these files, unless others have replaced those of the decision. Return the decision."""
+    known = find(tx.db, token)
+    if known is None or known.files != instead:
+        return known
+    tx.run(APPLIED.set_files, (files, *token))
+    return known._replace(files=files)
 
 
 def unfinished(db: apsw.Connection) -> list[Token]:

@@ -140,6 +140,19 @@ class Bulk:
         shard.sync()
         return decided
 
+    def use(self, token: Token, instead: str, files: str) -> Applied | None:
+        """Continue a decided batch with files of the same content, because its own are lost. Durable on return.
+
+        Args:
+            instead: the files of the decision. If it has others by now, nothing is changed.
+        Returns:
+            The decision.
+        """
+        shard = self._shard(self.home(token))
+        found = shard.run(bound(applied.use, token, instead, files))
+        shard.sync()
+        return found
+
     def put(self, token: Token, shard: int, part: int, rows: BulkRows) -> None:
         """Write one part of a decided batch in its own transaction, unless it was written before.
 
