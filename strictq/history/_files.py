@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .._platform import files
+from .._platform.clock import MICROSECONDS
 from .._values import hints
 from .._values.errors import ExportError
+from .._values.findings import HistoryRecord
 from ._records import SCHEMA
 
 try:
@@ -37,6 +39,8 @@ _IGNORED: Final = (".", "_")
 """Spark also ignores files whose names start with these."""
 _METADATA: Final = b"strictq.history"
 FORMAT: Final = 1
+ROUNDED_SECONDS: Final = 0.000_005
+"""Times that differ by less may be the same one, rounded differently."""
 ROW_GROUP: Final = 100_000
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """A row group ends at either limit, because unwritten rows are in memory."""
@@ -58,6 +62,26 @@ class ExportFile:
     last: int
     records: int
     last_id: int
+
+    def ends_with(self, record: HistoryRecord) -> bool:
+        """Return whether its last record may be this one, which has the same number.
+
+        The times of a record are reported by the current wall clock, but the time between two of them does not change.
+        """
+        with damaged(self.path):
+            rows = pq.ParquetFile(self.path)
+            last = rows.read_row_group(rows.num_row_groups - 1, columns=["enqueued_at", "done_at"])
+            took = (last["done_at"][-1].value - last["enqueued_at"][-1].value) / MICROSECONDS
+        return record.id == self.last_id and abs(record.done_at - record.enqueued_at - took) < ROUNDED_SECONDS
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Raise the errors of reading a file as ExportError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as e:
+        raise ExportError(f"{path} is damaged", str(path), hint=hints.EXPORT_DAMAGED) from e
 
 
 @contextmanager
@@ -137,13 +161,11 @@ def _read(path: Path, queue_id: str) -> ExportFile:
     if match[1] != queue_id:
         raise ExportError(f"{path} is an export of another queue, {match[1]}", str(path), hint=hints.EXPORT_EACH)
     shard, first, last = int(match[2]), int(match[3]), int(match[4])
-    try:
+    with damaged(path):
         metadata = pq.read_metadata(path)
         footer: Any = json.loads((metadata.metadata or {})[_METADATA])
         file = ExportFile(path, shard, first, last, metadata.num_rows, int(footer["last_id"]))
         same = footer == _footer(queue_id, file)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as e:
-        raise ExportError(f"{path} is damaged", str(path), hint=hints.EXPORT_DAMAGED) from e
     if not same:
         raise ExportError(f"{path} has other records than its name indicates", str(path), hint=hints.EXPORT_NAME)
     return file

@@ -43,7 +43,7 @@ class ExportRun:
             return first[0].n - 1 if first else 0
         last = there[-1]
         now = self._queue.history(shard=shard, after=last.last - 1, limit=1)
-        if self._issued[shard] < last.last or (now and now[0].n == last.last and now[0].id != last.last_id):
+        if self._issued[shard] < last.last or (now and now[0].n == last.last and not last.ends_with(now[0])):
             raise ExportError(
                 f"the queue is older than {last.path.name}: was it restored from a copy?",
                 str(last.path), hint=hints.EXPORT_ELSEWHERE,

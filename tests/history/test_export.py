@@ -452,9 +452,9 @@ def test_a_shard_that_the_queue_does_not_have(make: Callable[..., Queue], out: P
         export_history(q, out)
 
 
-@pytest.mark.parametrize("again", [3, 30])
+@pytest.mark.parametrize("again", [3, 10, 30])
 def test_a_queue_that_went_back_is_refused(queue_path: str, out: Path, tmp_path: Path, again: int) -> None:
-    """Restored from a copy, it gives numbers again that are in files already."""
+    """Restored from a copy, it gives numbers again that are in files already, to messages with the same keys, seqs and ids."""
     settings: dict[str, Any] = {"durability": "process", "config": QueueConfig(history="records")}
     with strictq.open(queue_path, **settings) as q:
         live(q, 5)
@@ -462,7 +462,6 @@ def test_a_queue_that_went_back_is_refused(queue_path: str, out: Path, tmp_path:
         (tmp_path / "copy").mkdir(exist_ok=True, mode=0o700)
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
     with strictq.open(queue_path) as q:
-        q.send(b"", "only here")  # moves the arrival numbers, so that no other message can look the same
         live(q, 10)
         export_history(q, out)
     with strictq.open(tmp_path / "copy") as q:
