@@ -1369,8 +1369,8 @@ MUTATIONS = [
     _store(
         "the sync of a batch's decision",
         "bulk/bulk.py",
-        "        shard.sync()\n",
-        "",
+        "origin))\n        shard.sync()\n",
+        "origin))\n",
         "tests/power/test_batches.py",
     ),
     _store(
