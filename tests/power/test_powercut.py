@@ -152,6 +152,10 @@ def _tokens_without_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardMemory, "new_token", lambda self: self.last_token + 1)
 
 
+def _unsynced_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shard_file.Shard, "sync", lambda _self: None)
+
+
 MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "commits are not synced": ("full", _weaker),
     "checkpoints are not synced": ("full", _unsynced_checkpoints),
@@ -161,6 +165,7 @@ MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "the epoch is not raised": ("process", lambda patch: patch.setattr(queue_db, "raise_epoch", lambda *_args: None)),
     "tokens do not carry the epoch": ("process", _tokens_without_epoch),
     "an arrival is not remembered": ("full", _repeated_arrivals),
+    "moves and recorded batches are not synced": ("process", _unsynced_steps),
 }
 
 

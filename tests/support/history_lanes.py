@@ -17,7 +17,7 @@ ENDS = frozenset({"release", "done"})
 GIVES_BACK = frozenset({"nack", "defer"})
 HARMLESS = frozenset(
     {"StoreBusy", "StoreFull", "QueueFull", "QueueClosed", "InvalidArgument", "MessageTooLarge", "ConfigError"}
-    | {"ReadOnlyQueue", "ForkedProcess", "UnknownMessage", "Raised", "TargetUnavailable", "Fenced"}
+    | {"ReadOnlyQueue", "ForkedProcess", "UnknownMessage", "Raised", "TargetUnavailable", "Fenced", "Throttled"}
 )
 """Outcomes that promise that nothing changed. "Raised": the program's own exception inside a transaction."""
 

@@ -133,7 +133,7 @@ def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1
     """
     tally = Tally()
     chance = random.Random(seed)
-    verifier = Verifier(run.level, run.journal.snapshots, run.events, run.clock, place)
+    verifier = Verifier(run.level, run.journal.snapshots, run.events, run.clock, place, run.batches)
     for cut in cuts(run, seed=seed, per_point=per_point, every=every):
         try:
             opened = verifier.verify(cut.disk, cut.point, chance)

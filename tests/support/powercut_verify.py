@@ -6,6 +6,7 @@ import copy
 import random
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,18 +14,40 @@ import apsw
 import attrs
 
 import strictq
-from strictq import Queue
+from strictq import Delivery, Queue
 from strictq._store.lane import entries as kinds
+from strictq._store.shard.recorded_batches import has_consumers
+from strictq._store.tables import parcels
+from strictq._store.whole import moving
 from strictq._values.keys import decode_key
+from strictq.spark._recorded_batches import Holder
 from strictq.testing import FakeClock
 from tests.support.checker import Policy, check
-from tests.support.history import Event, Handed, Recorder, Return
+from tests.support.history import OK, Event, Handed, Invoke, Recorder, Return, Wanted
+from tests.support.internals import store_of
+from tests.support.moved_ranges import state_of
 from tests.support.powercut import Snapshot, quiet
 from tests.support.powercut_disk import ROOT, Disk, put_out
 from tests.support.powercut_reading import Reader
-from tests.support.powercut_run import ALL_KEYS, PLACE, Level, Named
+from tests.support.powercut_run import (
+    ALL_KEYS,
+    CATALOG,
+    CONSUMER,
+    ENDLESS,
+    PLACE,
+    BatchRow,
+    Level,
+    Named,
+    RecordedBatch,
+    batch_of,
+    config_of,
+    files_of,
+    handed,
+    output_of,
+)  # fmt: skip
+from tests.support.recorded_batches import encode
 
-CATALOG: Final = "queue.db"
+_KEYS: Final = {repr(key): key for key in ALL_KEYS}
 
 
 @attrs.define
@@ -65,6 +88,21 @@ ENDS: Final = frozenset((kinds.ACK, kinds.ACK_FIRST, kinds.REJECT, kinds.DROP, k
 """Kinds of entries that resolve messages."""
 
 
+@attrs.define
+class Parcel:
+    """Lanes that have left a shard.
+
+    Attributes:
+        arrivals: the numbers of its messages, whose rows are still in the shard.
+        dead: the places of its dead letters.
+    """
+
+    arrivals: set[int] = attrs.Factory(set)
+    dead: set[tuple[str, int]] = attrs.Factory(set)
+    held: list[Any] = attrs.Factory(list)
+    tokens: dict[str, int] = attrs.Factory(dict)
+
+
 class Facts:
     """The contents of a shard's snapshot, by key."""
 
@@ -77,6 +115,7 @@ class Facts:
         self.tokens: dict[str, int] = defaultdict(int)
         self.pending: dict[tuple[str, int], bytes] = {}
         self.dead: set[tuple[str, int]] = set()
+        self.parcels: dict[int, Parcel] = defaultdict(Parcel)
         if "mark" in snap.tables:
             self.last_outbox: int = meta.get("last_outbox", 0)
             self.epoch: int = snap.one("mark")["epoch"]
@@ -108,9 +147,42 @@ class Facts:
                         self.tokens[key] = max(self.tokens[key], row["token"])
                 over = over | numbers if kind in ENDS else over - numbers if kind == kinds.REDRIVE else over
         self.held = [decode_key(key) for key in held]
-        self.pending = {
-            (keys[row["id"]], row["seq"]): row["body"] for row in snap.all("message") if row["id"] and row["id"] not in over
-        }
+        places = {row["id"]: (keys[row["id"]], row["seq"]) for row in snap.all("message") if row["id"]}
+        bodies = {row["id"]: row["body"] for row in snap.all("message") if row["id"]}
+        for row in snap.all("parcel"):
+            over |= self._add_parcel(row)
+        self.waiting = {i: (places[i], body) for i, body in bodies.items() if i not in over}
+        self.pending = dict(self.waiting.values())
+
+    def _add_parcel(self, row: dict[str, Any]) -> set[int]:
+        """Add a row of a parcel. Return the arrival number of a dead letter."""
+        parcel, key, kind = self.parcels[row["number"]], row["c1"], row["kind"]
+        if kind == parcels.LANE:
+            if row["c8"] is not None:
+                parcel.tokens[repr(decode_key(key))] = row["c8"]
+            if row["c13"] is not None:
+                parcel.held.append(decode_key(key))
+        elif kind == parcels.DEAD:
+            parcel.dead.add((repr(decode_key(key)), row["c3"]))
+            return {row["c2"]}
+        elif kind == parcels.REST:
+            parcel.arrivals.update(kinds.unpack(key))
+        return set()
+
+    def with_parcels(self, arrived: int) -> Facts:
+        """Return the contents with those of parcels that have left. Those up to `arrived` are elsewhere."""
+        if not self.parcels:
+            return self
+        found = copy.copy(self)
+        found.held, found.dead, found.tokens = list(self.held), set(self.dead), defaultdict(int, self.tokens)
+        gone = {i for number, parcel in self.parcels.items() if number <= arrived for i in parcel.arrivals}
+        found.pending = dict(message for i, message in self.waiting.items() if i not in gone)
+        for parcel in (parcel for number, parcel in self.parcels.items() if number > arrived):
+            found.held += parcel.held
+            found.dead |= parcel.dead
+            for key, token in parcel.tokens.items():
+                found.tokens[key] = max(found.tokens[key], token)
+        return found
 
     def _add_tables(self, snap: Snapshot) -> None:
         bodies = {row["id"]: row["data"] for row in snap.all("body")}
@@ -160,6 +232,15 @@ class Facts:
                 self.pending[key, row["seq"]] = row["body"] if row["body"] is not None else bodies[row["id"]]
 
 
+def arrived(shards: dict[int, Facts], origin: Facts, to: int) -> int:
+    """Return the newest send of a shard to another one that has arrived there, or where its key was by then.
+
+    They arrive one after the other, so all earlier ones have arrived, too.
+    """
+    name = origin.incarnation
+    return max(facts.inlet.get(name if number == to else f"{name}:{to}", 0) for number, facts in shards.items())
+
+
 class Verifier:
     """Verifies images of one recorded run.
 
@@ -173,7 +254,13 @@ class Verifier:
     """
 
     def __init__(
-        self, level: Level, snapshots: dict[str, list[Snapshot]], events: list[Event], clock: FakeClock, place: Path
+        self,
+        level: Level,
+        snapshots: dict[str, list[Snapshot]],
+        events: list[Event],
+        clock: FakeClock,
+        place: Path,
+        batches: Sequence[RecordedBatch] = (),
     ) -> None:
         """Prepare to verify.
 
@@ -183,6 +270,7 @@ class Verifier:
         self.level = level
         self.snapshots = snapshots
         self.events = events
+        self.batches = batches
         self.clock = clock
         self.queues = 0
         self._image = place
@@ -191,6 +279,7 @@ class Verifier:
         for name, known in snapshots.items():
             for number, snap in enumerate(known):
                 self._commits[name][snap.digest].append(number)
+        self._acked = self._acked_alone(events)
         self._facts: dict[tuple[str, int], Facts] = {}
         self._sent_out: dict[str, dict[tuple[int, int], tuple[str, bytes]]] = {}
         self._agreed: set[tuple[object, ...]] = set()
@@ -228,6 +317,13 @@ class Verifier:
             self._judged.add((said, point.events))
         return before != (self.reader.opened, self.queues)
 
+    def _acked_alone(self, events: list[Event]) -> set[tuple[str, int]]:
+        """Return the key and the seq of each message whose ack of its own has returned. That of a batch has no output."""
+        of_batches = {(row.key, row.token) for batch in self.batches for row in batch.rows}
+        alone = {e.call: e.items[0] for e in events if isinstance(e, Invoke) and e.verb == "ack" and len(e.items) == 1}
+        done = [alone[e.call] for e in events if isinstance(e, Return) and e.call in alone and e.outcome == "ok"]
+        return {(item.key, item.seq) for item in done if (item.key, item.token) not in of_batches}
+
     def _shards(self) -> int:
         return sum(1 for name in self.snapshots if name != CATALOG) or 1
 
@@ -236,7 +332,9 @@ class Verifier:
     def _match(self, disk: Disk, place: int, point: Point, chance: random.Random, thorough: float) -> dict[str, int]:
         """Require each file to have the contents of some commit that is new enough. Return the numbers of these commits."""
         found: dict[str, int] = {}
-        for name, span in point.spans.items():
+        for name, span in sorted(point.spans.items()):
+            if name != CATALOG and name not in files_of(self.snapshots[CATALOG][found[CATALOG]]):
+                continue  # a shard is complete before the catalog names it
             try:
                 digest, damage = self.reader.find(disk, place, name, chance, thorough=thorough)
             except apsw.Error as e:
@@ -258,14 +356,18 @@ class Verifier:
         return known
 
     def _of_shards(self, found: dict[str, int]) -> dict[int, Facts]:
-        return {int(name[6:10]): self.facts(name, n) for name, n in found.items() if name != CATALOG}
+        shards = {int(name[6:10]): self.facts(name, n) for name, n in found.items() if name != CATALOG}
+        for number, facts in shards.items():
+            arrived = max(other.inlet.get(f"{facts.incarnation}:lanes", 0) for other in shards.values())
+            shards[number] = facts.with_parcels(arrived)
+        return shards
 
     def _agree_over_shards(self, found: dict[str, int]) -> None:
         """Require that no half of a transaction is missing, whatever each shard has lost."""
         shards = self._of_shards(found)
         for origin, facts in shards.items():
-            for destination, other in shards.items():
-                mark = other.inlet.get(facts.incarnation, 0)
+            for destination in shards:
+                mark = arrived(shards, facts, destination)
                 require(
                     mark <= facts.last_outbox,
                     f"shard {destination} has {mark} of shard {origin}, which knows of {facts.last_outbox} only",
@@ -294,11 +396,11 @@ class Verifier:
         shards = None if found else self._shards()
         with quiet(clock), strictq.open(self._image / PLACE, clock=clock, shards=shards) as queue:
             try:
-                return self._answered(queue, clock, found)
+                return self._answered(queue, clock, found, chance)
             except strictq.StrictqError as e:
                 raise Broken(f"{type(e).__name__}: {e}") from e
 
-    def _answered(self, queue: Queue, clock: FakeClock, found: dict[str, int]) -> Drained:
+    def _answered(self, queue: Queue, clock: FakeClock, found: dict[str, int], chance: random.Random) -> Drained:
         require_sound(queue)
         stats = queue.stats()
         require(all(s.quarantined is None for s in stats.shards), "a shard is quarantined")
@@ -307,19 +409,69 @@ class Verifier:
         call = recorder.invoke("reboot")
         recorder.result(call, "reboot")
         recorded = Named(queue, recorder, "after")
+        got = Drained(keeps_outputs=queue.config.output_seconds > 0)
+        got.outputs = {place: _output(queue, *place) for place in self._acked}
+        if found:
+            self._settings(recorded, self.snapshots[CATALOG][found[CATALOG]])
         for facts in self._of_shards(found).values():
             for key in facts.held:
                 recorded.operate("unhold", key)
+        self._finish_batches(recorded, got, {place for facts in self._of_shards(found).values() for place in facts.pending})
+        if queue.topology().moving is not None:
+            if chance.random() < 0.5:
+                for key in ALL_KEYS:
+                    self._take(recorded, got, recorded.receive(2, lease_seconds=30.0, keys=[key]))
+            moving.resume(store_of(queue))
+            require(queue.topology().moving is None, "a move was not finished")
+            require_sound(queue)
         clock.advance(4000.0)
-        got = self._drain(recorded, clock)
+        self._drain(recorded, clock, got)
         self._accounts(queue, got, found)
         self._still_works(recorded)
-        if all(facts.has_effects for facts in self._of_shards(found).values()) and found:
+        if found and self.snapshots[CATALOG][found[CATALOG]].tables["app_schema"]:
+            for key in ALL_KEYS:
+                effects = queue.query("SELECT n FROM app_effects WHERE lane = ? ORDER BY n", (repr(key),), key=key)
+                require(len(effects) == int(state_of(queue, key) or 0), f"key {key!r} and its rows are not in one state")
             recorded.final(ALL_KEYS)
             got.accounted = True
         require_sound(queue)
         got.events = recorder.events
         return got
+
+    def _finish_batches(self, recorded: Named, got: Drained, pending: set[tuple[str, int]]) -> None:
+        """Read all recorded batches, and ack those that are open. If one is acked in some shards, a new holder acks the rest."""
+        queue = recorded.queue
+        if not any(shard.read(has_consumers) for shard in store_of(queue).shards):
+            return
+        known = queue._storage.recorded_batches.known(CONSUMER).values()
+        acked = max(shard.acked for shard in known)
+        half = {n for shard in known for n in shard.open if n <= acked}
+        holder = Holder(queue, CONSUMER, encode)
+        holder.attach(0.0)
+        for n in range(1, holder.last + 1):
+            got.batches[n] = rows = batch_of(queue, n)
+            require(rows, f"recorded batch {n} is gone")
+            left = {(row.key, row.seq): row.body for row in rows}
+            if n <= holder.acked:
+                got.bodies.update({place: body for place, body in left.items() if n in half and place in pending})
+                continue
+            recorder = Recorder()
+            call = recorder.invoke("receive", [Wanted(ENDLESS)])
+            recorder.result(call, "receive", OK, handed(rows))
+            got.received[n] = recorder.events
+            got.bodies.update(left)
+            recorded.ack_batch(holder, n, rows)
+        holder.close()
+
+    def _settings(self, recorded: Named, catalog: Snapshot) -> None:
+        """Require the stored settings, and what is paused to be delivered to no one. Then end all limits."""
+        queue = recorded.queue
+        require(queue.config == config_of(catalog), "the settings are not the stored ones")
+        if queue.config.paused:
+            require(not recorded.receive(5, lease_seconds=30.0), "a paused queue delivers messages")
+            queue.resume()
+        for limit in queue.config.limits:
+            queue.limit(limit.tenant, remove=True)
 
     def _judge(self, got: Drained, point: Point, found: dict[str, int]) -> None:
         """Require the answers to agree with everything that was answered before the cut."""
@@ -328,10 +480,17 @@ class Verifier:
         before = self._tokens(events, found)
         for key, token in got.tokens.items():
             require(token > before.get(key, 0), f"token {token} of {key} was given before {before.get(key)}")
+        for batch in self.batches if ready else ():
+            if batch.at <= point.events <= batch.until:
+                require(got.batches.get(batch.n) == batch.rows, f"recorded batch {batch.n} is gone, or has changed")
+        known = {row.token for batch in self.batches if batch.at <= point.events for row in batch.rows}
+        rest = [e for n, received in got.received.items() if got.batches[n][0].token not in known for e in received]
         if ready and self.level == "full":
             require(got.accounted, "the program's own table is gone")
-            broken = check([*events, *got.events], Policy())
+            broken = check([*events, *rest, *got.events], Policy())
             require(not broken, f"the checker found {broken[:3]}")
+            for place in self._acked_alone(events):
+                require(not got.keeps_outputs or got.outputs[place], f"the output of {place} is gone")
 
     def _tokens(self, events: list[Event], found: dict[str, int]) -> dict[str, int]:
         """Return the newest token of each key that any client may have seen."""
@@ -346,21 +505,24 @@ class Verifier:
                 tokens[key] = max(tokens[key], token)
         return tokens
 
-    def _drain(self, recorded: Named, clock: FakeClock) -> Drained:
-        got = Drained()
+    def _drain(self, recorded: Named, clock: FakeClock, got: Drained) -> None:
         for _ in range(200):
             batch = recorded.receive(500, lease_seconds=30.0)
             if not batch:
-                return got
-            for d in batch:
-                key = repr(d.key)
-                require(d.seq > got.last[key], f"seq {d.seq} of {key} came after {got.last[key]}")
-                got.last[key] = d.seq
-                got.bodies[key, d.seq] = d.body
-                got.tokens.setdefault(key, d.token)
-            recorded.act_many("ack", batch)
+                return
+            self._take(recorded, got, batch)
             clock.advance(1.0)
         raise Broken("the queue does not run dry")
+
+    def _take(self, recorded: Named, got: Drained, batch: list[Delivery]) -> None:
+        for d in batch:
+            key = repr(d.key)
+            require(d.seq > got.last[key], f"seq {d.seq} of {key} came after {got.last[key]}")
+            got.last[key] = d.seq
+            got.bodies[key, d.seq] = d.body
+            got.tokens.setdefault(key, d.token)
+        if batch:
+            recorded.act_many("ack", batch)
 
     def _accounts(self, queue: Queue, got: Drained, found: dict[str, int]) -> None:
         """Require that exactly the stored messages were delivered or expired."""
@@ -369,14 +531,19 @@ class Verifier:
         arriving: list[tuple[str, bytes]] = []
         dead: set[tuple[str, int]] = set()
         for facts in shards.values():
+            twice = expected.keys() & facts.pending.keys()
+            require(not twice, f"{twice} are in two shards")
             expected |= facts.pending
             dead |= facts.dead
             for (to, number), sent in facts.outbox.items():
-                if number > shards[to].inlet.get(facts.incarnation, 0):
+                if number > arrived(shards, facts, to):
                     arriving.append(sent)
         now_dead = {(repr(d.key), d.seq): d.body for d in queue.dead_letters(limit=10_000)}
         require(dead <= now_dead.keys() | expected.keys(), "a dead letter is gone")
         seen = got.bodies | {place: body for place, body in now_dead.items() if place not in dead}
+        for place, output in got.outputs.items():
+            require(output in (None, output_of(*place)), f"the output of {place} is {output!r}")
+            require(output is None or place not in expected, f"{place} has its output, and was not acked")
         for place, body in expected.items():
             require(seen.get(place) == body, f"{place} is gone, or is not what was sent")
         more = sorted((key, body) for (key, seq), body in seen.items() if (key, seq) not in expected)
@@ -390,6 +557,14 @@ class Verifier:
             require(recorded.act("ack", d) == "ok", "a new message can't be acked")
 
 
+def _output(queue: Queue, key: str, seq: int) -> str | None:
+    """Return the output of a message. None: there is none, or the message was lost with the power."""
+    try:
+        return queue.output(_KEYS[key], seq)
+    except strictq.UnknownMessage:
+        return None
+
+
 @attrs.define
 class Drained:
     """What was read from a queue."""
@@ -398,5 +573,11 @@ class Drained:
     tokens: dict[str, int] = attrs.Factory(dict)
     last: dict[str, int] = attrs.Factory(lambda: defaultdict(int))
     events: list[Event] = attrs.Factory(list)
+    outputs: dict[tuple[str, int], str | None] = attrs.Factory(dict)
+    """Those of messages that were ever acked, before anything was done."""
+    batches: dict[int, list[BatchRow]] = attrs.Factory(dict)
+    received: dict[int, list[Event]] = attrs.Factory(dict)
+    """Of each batch that was open, that a client got it."""
+    keeps_outputs: bool = False
     accounted: bool = False
     """Whether all remaining effects and messages were read at the end."""

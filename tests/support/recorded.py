@@ -21,6 +21,7 @@ from strictq import (
     Queue,
     StrictqError,
     TargetUnavailable,
+    Transaction,
 )
 from tests.support.history import (
     OK,
@@ -170,7 +171,7 @@ class Recorded:
         whole = verb in ("release", "done")
         item = Act(repr(d.key), None if whole else d.seq, d.token, None if arg is None else int(arg * SECOND))
         calls: dict[str, Callable[[], Any]] = {
-            "ack": d.ack,
+            "ack": lambda: self.ack(d),
             "nack": lambda: d.nack(delay=arg, reason="stress"),
             "defer": lambda: d.defer(arg or 0.0),
             "reject": lambda: d.reject("stress"),
@@ -186,6 +187,9 @@ class Recorded:
             if outcome != OutcomeUnknown.__name__:
                 break
         return outcome
+
+    def ack(self, d: Delivery) -> None:
+        d.ack()
 
     def act_many(self, verb: str, ds: Sequence[Delivery], *, arg: float | None = None) -> None:
         """Call ack_many, nack_many or extend_many."""
@@ -226,11 +230,15 @@ class Recorded:
             tx.key_state = b"%d" % (n + 1)
             for message in sends[:1]:
                 tx.send(message.body, message.key)
-            tx.execute("INSERT INTO app_effects (effect, lane, n) VALUES (?, ?, ?)", (effect, repr(key), n))
+            self.leave(tx, effect, key, n)
             for message in sends[1:]:
                 tx.send(message.body, message.key)
             if fail:
                 raise Raised
+
+    def leave(self, tx: Transaction, effect: str, key: Any, n: int) -> None:
+        """Leave the effect of a transaction, the n-th one of its key."""
+        tx.execute("INSERT INTO app_effects (effect, lane, n) VALUES (?, ?, ?)", (effect, repr(key), n))
 
     def operate(self, verb: str, key: Any, *, dead: bool = False) -> str:
         """Call hold, unhold, redrive or purge."""

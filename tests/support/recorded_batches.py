@@ -22,9 +22,13 @@ def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block
         fresh = isinstance(held, Held) or held.fresh
         for key, found in [(held.key, list(one_by_one(held)))] if isinstance(held, Held) else by_lane(held):
             for at in range(0, len(found), PER_BLOCK):
-                rows = [(key.decode(), seq, body.decode(), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
+                rows = [(text(key), seq, text(body), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
                 yield Block(len(rows), fresh and at == 0, json.dumps(rows).encode())
             fresh = True
+
+
+def text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def one_by_one(held: Held) -> Iterator[tuple[int, bytes, int]]:
