@@ -363,9 +363,8 @@ def test_a_tenant_gets_a_limit(site: Site) -> None:
         said(page, "receive rate 2.5")
         page.wait_for_selector("tr:has-text('free-*') >> td:has-text('700')")
     with strictq.open(site.q.path, read_only=True) as look:
-        assert look.config.limits == (
-            TenantLimit("free-*", max_depth=700, send_rate=9, receive_rate=2.5, burst=4, concurrency=3, target_age_seconds=60),
-        )
+        limit = TenantLimit("free-*", max_depth=700, send_rate=9, receive_rate=2.5, burst=4, concurrency=3, target_age_seconds=60)
+        assert limit in look.config.limits
 
 
 def test_hostile_keys_and_bodies_are_text(site: Site) -> None:
