@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import attrs
 import pytest
 
 import strictq
@@ -528,6 +529,83 @@ def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int, sour
     assert [shard.retired for shard in q.topology().shards] == [source == 1, source == 0]
     assert seen(q) == before
     assert q.check() == []
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_a_key_without_a_lane_is_used_while_a_cancelled_move_comes_back(q: Queue, clock: FakeClock, n: int) -> None:
+    """The cancel dies behind its n-th transaction. Then each key that has a state and rows, and no lane, is used."""
+    prepare(q, clock)
+    begin(q)
+    count = [0]
+
+    def die() -> None:
+        count[0] += 1
+        if count[0] == n:
+            raise Killed
+
+    with suppress(Killed), after_each_commit(die):
+        q.cancel_move()
+    assert count[0] == n, "so many steps are needed"
+    for key in LOOSE:
+        assert state_of(q, key) == key.encode()
+        with q.transaction(key=key) as tx:
+            assert tx.key_state == key.encode()
+            tx.execute("UPDATE app_note SET n = 2 WHERE owner = ?", (key,))
+            tx.key_state = b"new"
+    finish(q)
+    assert q.check() == []
+    assert {state_of(q, key) for key in LOOSE} == {b"new"}
+    assert [note for note in notes(q) if note[0] in LOOSE] == [(key, 2) for key in LOOSE]
+
+
+def test_a_move_is_cancelled_while_a_key_without_a_lane_is_about_to_leave(
+    q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(q, clock)
+    begin(q)
+    real = steps.leave_loose
+
+    def cancel_first(tx: Any, *args: Any) -> Any:
+        ranges = tx.lanes.memory.ranges
+        if not ranges.leaving.cancelled:
+            leaving = attrs.evolve(ranges.leaving, cancelled=True)
+            steps.tell(tx, attrs.evolve(ranges, leaving=leaving, arriving=leaving.back(1)))
+        return real(tx, *args)
+
+    monkeypatch.setattr(steps, "leave_loose", cancel_first)
+    key = next(key for key in LOOSE if moves(key))
+    with q.transaction(key=key) as tx:
+        assert tx.key_state == key.encode()
+    finish(q)
+    assert q.check() == []
+    assert state_of(q, key) == key.encode()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_reader_finds_the_state_of_a_key_without_a_lane_from_either_shard(
+    q: Queue, disk: Opener, clock: FakeClock, cancelled: bool
+) -> None:
+    """The range was in shard 1, is in shard 0, and moves to shard 1 again. Readers begin to look in either."""
+    prepare(q, clock)
+    q.move(LO, HI, to=None)
+    late = disk()
+    store_of(late)._upkeep.stop()
+    key = next(key for key in LOOSE if moves(key))
+    assert state_of(late, key) == key.encode()  # it has learnt that shard 1 has the key
+    before = seen(q)
+    q.merge(1, into=0)
+    connection_of(q).execute("DELETE FROM lane WHERE key IN (SELECT key FROM key_state) AND tail = 0")
+    q.close()
+    q = disk()
+    store_of(q)._upkeep.stop()
+    with unfinished():
+        q.move(LO, HI, to=1)
+        if cancelled:
+            q.cancel_move()
+    assert [state_of(reader, key) for reader in (q, late)] == [key.encode()] * 2
+    finish(q)
+    assert q.check() == []
+    assert seen(q) == before
 
 
 def test_a_move_is_cancelled_again_and_again(q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,18 +97,42 @@ def carry(origin: Shard, target: Shard, known: Mapping[int, MessageRow] = NO_MES
     return arrived
 
 
-def carry_key(origin: Shard, target: Shard, passage: Passage, key: bytes, *, forwards: bool) -> None:
+def carry_key(origin: Shard, target: Shard, passage: Passage, key: bytes, *, forwards: bool) -> bool:
     """Bring what a key without a lane has in the shard that its range leaves, and every parcel.
 
     Args:
         forwards: the caller forwards the sends of that shard, of which the next one is for this key.
+    Returns:
+        Whether the other shard may create the key's lane. False: the move has ended meanwhile, or was cancelled.
     Raises:
         StoreBusy: sends of transactions must arrive first.
     """
-    is_loose = origin.read(lambda db: steps.is_loose(db, origin.number, key))
-    if is_loose and origin.drain(bound(steps.leave_loose, passage, [key], forwards)) is None:
-        raise StoreBusy("sends of its transactions must arrive before its range moves", shard=origin.number)
+    if origin.read(lambda db: steps.is_loose(db, origin.number, key)):
+        left = origin.drain(bound(steps.leave_loose, passage, [key], forwards))
+        if left is None:
+            raise StoreBusy("sends of its transactions must arrive before its range moves", shard=origin.number)
+        if not left:
+            return False
     carry(origin, target)
+    return True
+
+
+def turn_back(origin: Shard, target: Shard, passage: Passage) -> None:
+    """Let what has left with a cancelled passage begin to come back. Any process may, any number of times.
+
+    Nothing leaves the origin any more. So a key that has a state or rows there, and no lane, gets its lane there.
+    """
+    origin.sync()  # a power cut must not take the cancel, once the other shard relies on it
+    carry(origin, target)
+
+    def turn(tx: Tx) -> None:
+        ranges = steps.of_shard(tx.lanes, target.range[2:])
+        if ranges.arriving is not None and ranges.arriving.move == passage.move:
+            back = passage.back(origin.number)
+            steps.tell(tx, attrs.evolve(ranges.with_range(passage.lo, passage.hi), arriving=None, leaving=back))
+
+    target.drain(turn)
+    target.sync()
 
 
 def sweep(origin: Shard, target: Shard) -> None:
@@ -475,25 +499,17 @@ class Moving:
 
     def _turn_back(self, source: Shard, target: Shard, passage: Passage) -> None:
         """Bring back what has left with a move that was cancelled. Each step may be repeated."""
-        carry(source, target)
+        turn_back(source, target, passage)
         sweep(source, target)
-        back = passage.back(source.number)
-
-        def leaves(tx: Tx) -> None:
-            ranges = self._of(tx, target)
-            if ranges.leaving != back:
-                steps.tell(tx, attrs.evolve(ranges.with_range(passage.lo, passage.hi), arriving=None, leaving=back))
 
         def arrives(tx: Tx) -> None:
             ranges = self._of(tx, source)
             if ranges.leaving == passage:
                 steps.tell(tx, attrs.evolve(ranges.moved_to(passage.lo, passage.hi, target.number), leaving=None))
 
-        target.run(leaves)
-        target.sync()
         source.run(arrives)
         source.sync()
-        self._continue(target, source, back, _Progress(), None)
+        self._continue(target, source, passage.back(source.number), _Progress(), None)
 
     def _bring_loose(self, source: Shard, target: Shard, passage: Passage, done: _Progress) -> None:
         """Carry over the states of keys without lanes, and the program's rows of such keys."""

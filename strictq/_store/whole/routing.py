@@ -123,12 +123,17 @@ class Routing(Settings):
         shard, asked = self.shard_of(shared_key(key)), list[int]()
         while True:
             try:
-                return look(shard, asked.count(shard.number) > 1)
+                return look(shard, False)
             except Rerouted as e:
                 asked.append(shard.number)
                 shard = self.learn(e)
                 if e.passage is not None and not self.read_only:
                     moving.carry(self.shards[e.origin], shard)
+                if asked.count(shard.number) > 1:
+                    both = (self.shards[e.origin], shard)
+                    # The key may have a state, or rows of the program, in one of them.
+                    has = next((one for one in both if one.read(bound(leaving.is_loose, one.number, key))), shard)
+                    return look(has, True)
 
     def former(self, owner: Shard, key: bytes) -> list[Shard]:
         """Return the other shards that once had a key, by number: what ended there has stayed."""
@@ -163,7 +168,11 @@ class Routing(Settings):
         shard = self.learn(error)
         if error.passage is not None:
             origin = self.shards[error.origin]
-            moving.carry_key(origin, shard, error.passage, error.key, forwards=origin is forwards)
+            if error.passage.cancelled:
+                moving.turn_back(origin, shard, error.passage)
+                return shard  # which refuses the key from now on, and so leads to the origin
+            if not moving.carry_key(origin, shard, error.passage, error.key, forwards=origin is forwards):
+                return origin
             shard.drain(bound(leaving.admit, error.key, error.passage.move, error.floor))
         return shard
 
