@@ -375,7 +375,7 @@ class Forwarder:
                 lanes.pop(lane)[0].fail(Defer(ENTRY_WAIT_SECONDS, str(failure)))
         else:
             failure = next(iter(failures.values()))
-            _put_off(lanes, self._failed(str(failure)), str(failure))
+            _put_off(lanes, self._failed(str(failure), failure.after), str(failure))
             return False
         return True
 
@@ -393,11 +393,11 @@ class Forwarder:
 
     # ---- the endpoint's state
 
-    def _failed(self, why: str) -> float:
-        """Note that the endpoint failed. Return the seconds to wait."""
+    def _failed(self, why: str, after: float = 0.0) -> float:
+        """Note that the endpoint failed. Return the seconds to wait, `after` at least."""
         with self._lock:
             self._counts["failed"] += 1
-            wait = self._waits.next()
+            wait = self._waits.next(after)
             failures = self._waits.failures
             first, self._error = self._error is None, why
             self._not_before = time.monotonic() + wait

@@ -48,6 +48,8 @@ NO_QUEUE: Final = frozenset({"QueueDoesNotExist", "NonExistentQueue", "QueueDele
 STALE_HANDLE: Final = frozenset({"ReceiptHandleIsInvalid", "MessageNotInflight"})
 TOO_LARGE: Final = "413"
 """The status with which a proxy refuses a request for its size."""
+RETRY_AFTER_MAX: Final = 60.0
+"""The longest wait that an endpoint can ask for, seconds: what asks for more may be a proxy with a wrong page."""
 WARN_AT: Final = 5
 WARN_SECONDS: Final = 60.0
 LATEST: Final = 0.1
@@ -65,12 +67,14 @@ class CallFailure:
         kind: "again": for a passing reason, or for one that an operator can end, as an expired token; "denied": the credentials
             do not permit it; "no_queue"; "stale": the receipt handle is no longer valid; "refused": the endpoint will not do it.
         sent: whether the endpoint may have done it nevertheless.
+        after: seconds that it asks to wait before the next request, with the header Retry-After.
     """
 
     kind: Kind
     code: str
     text: str
     sent: bool = False
+    after: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}" if self.text else self.code
@@ -84,8 +88,10 @@ def failure_of(error: BaseException) -> CallFailure | None:
     if isinstance(error, sdk.ClientError):
         answer = error.response or {}
         found = answer.get("Error", {})
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-        return of_code(str(found.get("Code", "")), str(found.get("Message", "")), fault=status < 500, status=status)
+        about = answer.get("ResponseMetadata", {})
+        status = about.get("HTTPStatusCode", 400)
+        failure = of_code(str(found.get("Code", "")), str(found.get("Message", "")), fault=status < 500, status=status)
+        return attrs.evolve(failure, after=_retry_after(about.get("HTTPHeaders") or {}))
     if isinstance(error, sdk.ParamValidationError):
         return None
     if isinstance(error, ResponseParserError | UnicodeDecodeError):  # of a proxy or a captive portal
@@ -94,6 +100,12 @@ def failure_of(error: BaseException) -> CallFailure | None:
         unsent = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.NoCredentialsError, sdk.CredentialRetrievalError)
         return CallFailure("again", type(error).__name__, str(error), sent=not isinstance(error, unsent))
     return None
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of Retry-After; 0: there is none, or it is a date, which needs two clocks that agree."""
+    given = str(headers.get("retry-after", "")).strip()
+    return min(float(given), RETRY_AFTER_MAX) if given.isascii() and given.isdigit() else 0.0
 
 
 def of_code(code: str, text: str, *, fault: bool, status: int = 400) -> CallFailure:
@@ -203,10 +215,10 @@ class Waits:
         self._most = most
         self.failures = 0
 
-    def next(self) -> float:
+    def next(self, at_least: float = 0.0) -> float:
         """Count a failure, and return the seconds until the next try."""
         self.failures += 1
-        return jittered(self._first, self._most, self.failures)
+        return max(jittered(self._first, self._most, self.failures), at_least)
 
     def reset(self) -> None:
         """Begin anew, because something worked."""

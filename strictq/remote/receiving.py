@@ -193,13 +193,13 @@ class Receives:
 
     # ---- answers
 
-    def failed(self, request: Receive, now: float) -> None:
-        """Record that a request was not answered."""
+    def failed(self, request: Receive, now: float, after: float) -> None:
+        """Record that a request was not answered. The next one begins `after` so many seconds, or later."""
         self._landed(request)
         self._plenty = False
         if request.attempt is not None:
             self._attempts.append(request.attempt)
-        self._not_before = max(self._not_before, now + self._waits.next())
+        self._not_before = max(self._not_before, now + self._waits.next(after))
 
     def received(self, request: Receive, messages: Sequence[Mapping[str, Any]], now: float) -> list[RemoteLane]:
         """Record an answer. Return its lanes, whose leases are to be kept."""

@@ -205,7 +205,7 @@ def _send(endpoint: RemoteEndpoint, messages: list[Message]) -> list[RemoteRecei
         elif (left := until - time.monotonic()) <= 0:
             break
         else:
-            time.sleep(min(waits.next(), left))
+            time.sleep(min(waits.next(failure.after), left))
     if failure is not None:
         unreachable = _error(endpoint, failure)
         for n in (n for waiting in lanes.values() for n in waiting):

@@ -236,14 +236,14 @@ class Settlements:
             d.state = GONE
             self.lose(d, "its handler returned after the lease had ended", now)
         elif not late and self._tries_again(op, failure, now):
-            self._again(op, now)
+            self._again(op, failure, now)
         else:
             self.lose(d, f"it could not be deleted: {failure}", now)
 
     def _left(self, op: Operation, failure: CallFailure | None, now: float) -> None:
         """Record that a message went back, or was dropped. The worker does not wait for it."""
         if failure is not None and self._tries_again(op, failure, now):
-            self._again(op, now)
+            self._again(op, failure, now)
             return
         op.message.state = GONE  # or it becomes visible when its lease ends
         self._forget_ended([op.message])
@@ -251,7 +251,7 @@ class Settlements:
     def _renewed(self, op: Operation, failure: CallFailure | None, began: float, now: float) -> None:
         d = op.message
         if failure is not None and d.settling is None and self._tries_again(op, failure, now):
-            self._again(op, now)
+            self._again(op, failure, now)
             return
         d.renewing = None
         if failure is None:
@@ -270,9 +270,10 @@ class Settlements:
             return False
         return now < op.message.until
 
-    def _again(self, op: Operation, now: float) -> None:
+    def _again(self, op: Operation, failure: CallFailure, now: float) -> None:
         op.tries += 1
-        op.due = now + jittered(AGAIN_SECONDS, AGAIN_SECONDS_MAX, op.tries)
+        after = min(failure.after, (op.message.until - now) / 2)  # before its lease ends
+        op.due = now + max(jittered(AGAIN_SECONDS, AGAIN_SECONDS_MAX, op.tries), after)
         self._push(op)
 
     # ---- dead letters
@@ -286,7 +287,7 @@ class Settlements:
             d.settling = Operation(ACK, d, now)
             self._push(d.settling)
         elif failure.kind == "again" and self._tries_again(op, failure, now):
-            self._again(op, now)
+            self._again(op, failure, now)
         else:
             log.error("key %r, seq %d could not be made a dead letter, and is retried: %s", d.key, d.seq, failure)
             d.state, d.settling = OPEN, None

@@ -249,7 +249,7 @@ class SqsSource:
         self._note(action, answer, now)
         with self._lock:
             if isinstance(answer, CallFailure):
-                self._receives.failed(request, now)
+                self._receives.failed(request, now, answer.after)
                 return False
             lanes = self._receives.received(request, answer.get("Messages") or (), now)
             for lane in lanes:

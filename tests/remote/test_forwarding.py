@@ -168,6 +168,17 @@ def test_an_outage_charges_no_attempt(q: Queue, sqs: FakeSqs, clock: FakeClock, 
     assert (q.stats().dead, q.stats().depth, doubts(q), stats.maybe_duplicates) == (0, 0, [], 0)
 
 
+def test_a_forwarder_waits_as_long_as_the_endpoint_asks_for(q: Queue, sqs: FakeSqs, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.send(b"", key="a")
+    target = to(sqs)
+    sqs.inject(fake_sqs.refused("ServiceUnavailable", status=503, retry_after="9"), "send_message_batch")
+    waits: list[float] = []
+    monkeypatch.setattr(module, "_put_off", lambda lanes, seconds, why: waits.append(seconds))
+    with pytest.raises(strictq.ServerUnreachable):
+        forward(q, target)
+    assert waits == [9.0]
+
+
 def test_a_run_with_drain_gives_up(q: Queue, sqs: FakeSqs) -> None:
     q.send_many([Message(b"", key=n) for n in range(200)])
     target = to(sqs)

@@ -497,6 +497,33 @@ def test_receives_wait_longer_and_longer(rig: Rig, quick: None, fault: Any, capl
     assert sum(rig.queue.stats().failures.values()) == len(at)
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [("7", 7), ("86400", 60), ("Fri, 27 Nov 2026 16:00:00 GMT", 0), ("-1", 0)])
+def test_a_receive_waits_as_long_as_the_endpoint_asks_for(rig: Rig, asked: str, seconds: float) -> None:
+    """With Retry-After, but at most a minute: it may be that of a proxy."""
+    rig.sqs.inject(refused("ServiceUnavailable", status=503, retry_after=asked), "receive_message")
+    rig.source.take(10, 8)
+    assert rig.source.fetch(wait=False)
+    failed = rig.source.clock()
+    while not rig.source.fetch(wait=False):
+        rig.clock.advance(0.1)
+    (_, again) = rig.sqs.made("receive_message")
+    assert again.began / 1e6 - failed == pytest.approx(seconds, abs=0.21)
+
+
+def test_a_delete_waits_as_long_as_the_endpoint_asks_for_but_not_until_its_lease_ends(rig: Rig) -> None:
+    rig.send("1")
+    rig.ack(*rig.take())
+    for asked in ("3", "60"):
+        rig.sqs.inject(refused("RequestThrottled", status=429, retry_after=asked), "delete_message_batch")
+    while rig.requests("delete_message_batch") < 3:
+        rig.settle()
+        rig.clock.advance(0.5)
+    first, second, third = (made.began / 1e6 for made in rig.sqs.made("delete_message_batch"))
+    assert 3 <= second - first <= 4
+    assert third - second > 4
+    assert rig.outcomes() == {"1": None}
+
+
 @pytest.mark.parametrize(("fault", "kind"), [(NO_QUEUE, QueueNotFound), (ACCESS_DENIED, ServerRefused)])
 def test_what_can_never_work_ends_the_run(rig: Rig, fault: Any, kind: type[Exception]) -> None:
     rig.sqs.inject(fault, "receive_message")

@@ -79,9 +79,9 @@ class Fault:
     after: Callable[[], object] | None = None
 
 
-def refused(code: str, message: str = "refused by a test", status: int = 400) -> Fault:
+def refused(code: str, message: str = "refused by a test", status: int = 400, **headers: str) -> Fault:
     """A call that the service refuses with this error. Nothing happens."""
-    return Fault(lambda action: client_error(code, message, status, action))
+    return Fault(lambda action: client_error(code, message, status, action, **headers))
 
 
 def entries_fail(*positions: int, code: str = "InternalError", sender: bool = False) -> Fault:
@@ -99,12 +99,13 @@ def meanwhile(before: Callable[[], object] | None = None, after: Callable[[], ob
     return Fault(before=before, after=after)
 
 
-def client_error(code: str, message: str, status: int, action: str, shape: str = "") -> ClientError:
-    """Return the exception of boto3 for an answer of the service."""
+def client_error(code: str, message: str, status: int, action: str, shape: str = "", **headers: str) -> ClientError:
+    """Return the exception of boto3 for an answer of the service. The names of headers have `_` for `-`."""
     error = {"Message": message, "Code": code}
     if shape:
         error |= {"QueryErrorCode": shape, "Type": "Sender" if status < 500 else "Receiver"}
-    return ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status, "RetryAttempts": 0}}, action)
+    about = {"HTTPStatusCode": status, "RetryAttempts": 0, "HTTPHeaders": {n.replace("_", "-"): v for n, v in headers.items()}}
+    return ClientError({"Error": error, "ResponseMetadata": about}, action)
 
 
 THROTTLED: Final = refused("RequestThrottled")
