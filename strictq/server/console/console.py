@@ -56,6 +56,7 @@ class Console:
 
     def __init__(self, context: ServerContext) -> None:
         self._queues = context.queues
+        self._directories = context.settings.directories
         self._actions = context.settings.allow_actions
         self._page_token = secrets.token_urlsafe(24)
         self._files: dict[str, tuple[bytes, bytes]] = {}
@@ -142,10 +143,10 @@ class Console:
         ]  # fmt: skip
 
     def _sqs(self) -> list[dict[str, Any]]:
-        return sqs(self._queues.paths().items())
+        return sqs(self._queues.paths(), self._directories)
 
-    def _counts(self, name: str) -> dict[str, int | None]:
-        series = self._sampler.series.get(name)
+    def _counts(self, name: str | None) -> dict[str, int | None]:
+        series = None if name is None else self._sampler.series.get(name)
         stats = None if series is None else series.stats
         return {field: None if stats is None else getattr(stats, field) for field in ("depth", "in_flight", "delayed")}
 

@@ -277,16 +277,19 @@ def sqs_file(path: str) -> Path:
     return Path(f"{path.removesuffix('.strictq')}.sqs.json")
 
 
-def sqs(paths: Iterable[tuple[str, Path]]) -> list[dict[str, Any]]:
-    """Return name, attributes and tags of the queues that an SQS endpoint made."""
+def sqs(paths: Mapping[str, Path], directories: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return name, attributes and tags of the queues that an SQS endpoint made. One that was never used has no directory yet."""
+    names = {sqs_file(str(path)): name for name, path in paths.items()}
     found = []
-    for name, path in paths:
+    for file in sorted({*names, *(file for directory in directories for file in directory.absolute().glob("*.sqs.json"))}):
         try:
-            entry = json.loads(content(sqs_file(str(path)), SQS_BYTES_MAX) or b"")
+            entry = json.loads(content(file, SQS_BYTES_MAX) or b"")
+            if entry.get("deleted"):
+                continue  # a crash left it; the endpoint removes it at its next start
             row = {field: entry[field] for field in ("name", "attributes", "tags", "created")}
-        except (OSError, StrictqError, ValueError, TypeError, KeyError):
+        except (OSError, StrictqError, ValueError, TypeError, KeyError, AttributeError):
             continue  # there is none, or it is being written
-        found.append({"queue": name, **row})
+        found.append({"queue": names.get(file), **row})
     return found
 
 

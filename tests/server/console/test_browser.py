@@ -329,6 +329,23 @@ def test_a_queue_that_cannot_be_read_and_a_server_that_is_gone_are_reported(tmp_
     context.close()
 
 
+def test_a_server_without_a_queue_shows_the_first_one_when_it_is_there(tmp_path: Path, site: Site) -> None:
+    context = site.browser.new_context()
+    failures: list[str] = []
+    with serving(tmp_path) as server:
+        page = context.new_page()
+        page.on("console", lambda said: failures.append(said.text) if said.type == "error" else None)
+        page.goto(f"{server.url}/console/")
+        page.wait_for_selector("main:has-text('There is no queue in the directories of this server')")
+        assert page.locator("#toast").text_content() == ""
+        with strictq.open(tmp_path / "orders.strictq", durability="process") as q:
+            q.send(b"", key="a")
+            page.wait_for_selector("#live.on")
+            page.wait_for_selector(".tile:has-text('Unresolved1')")
+    assert failures == []
+    context.close()
+
+
 def test_a_shard_is_split(site: Site) -> None:
     with site.page("shards") as page:
         before = len(site.q.topology().shards)

@@ -254,6 +254,20 @@ def test_attributes_of_sqs_are_those_of_the_endpoint(q: strictq.Queue, path: Pat
     console.run(work())
 
 
+def test_an_sqs_queue_that_was_never_used_is_shown(q: strictq.Queue, path: Path) -> None:
+    """The endpoint makes the directory of a queue when it is used first."""
+    for name, more in (("new.fifo", {}), ("gone", {"deleted": True})):
+        entry = {"name": name, "attributes": {}, "tags": {}, "created": 1, "moves": [], **more}
+        path.with_name(f"{name}.sqs.json").write_text(json.dumps(entry))
+    console = Console(path.parent)
+
+    async def work() -> None:
+        (found,) = (await console.view("sqs"))["queues"]
+        assert (found["queue"], found["name"], found["depth"]) == (None, "new.fifo", None)
+
+    console.run(work())
+
+
 # ---------------------------------------------------------------- actions
 
 

@@ -32,6 +32,7 @@ async function go() {
   document.title = `${page.label || route[3] || "Key"} · ${state.queue} · strictq`;
   nav();
   const mine = ++drawn;
+  if (!state.queue) return;
   if (before[1] !== route[1] || before[0] !== route[0]) main.replaceChildren(empty("Reading…"));
   try { await page.show(main, ...route.slice(2)); } catch (e) { if (mine === drawn) main.replaceChildren(el("div", { class: "banner bad" }, e.message)); }
   if (before.length && mine === drawn && before[1] !== route[1]) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
@@ -90,4 +91,4 @@ addEventListener("resize", () => { scrolled = ""; nav(); });
 addEventListener("pagehide", () => source?.close());
 await queues();
 await go();
-setInterval(() => queues().catch(() => {}), 15000);
+setInterval(() => queues().then(() => { if (!state.queue && state.queues.length) go(); }).catch(() => {}), 5000);
