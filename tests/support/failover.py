@@ -6,10 +6,10 @@ killed and started again. One history has the calls of all primaries, one after 
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,15 +20,16 @@ from unittest.mock import patch
 import attrs
 
 import strictq
-from strictq import NotElected
+from strictq import NotElected, Promoted
 from strictq.replication import promoting
 from strictq.replication.replica_home import ReplicaState
 from tests.support import history
 from tests.support.campaign import EXPECTED, Campaign
+from tests.support.forked import forked
 from tests.support.history import Event, Invoke, Return, now
 from tests.support.recorded import mid_of
 from tests.support.replicas import FAST, Receiver, free_port, is_shipped, token_file
-from tests.support.running import ROOT, until
+from tests.support.running import until
 from tests.support.stress_worker import ALL_KEYS, SHORT_LIVED
 
 Kind = Literal["chain", "confirmed", "async"]
@@ -39,21 +40,6 @@ ANSWERS = 40
 FOLD_ROWS = 24
 """A primary is killed before it has seen many messages, so that it folds early."""
 STEPS = ("asked", "voted", "reported", "fenced", "applied", "finished", "promoted")
-
-PROMOTER = """
-import os, signal, sys
-import strictq
-from strictq.replication import promoting
-
-home, token, force, dead, step = sys.argv[1:]
-
-def kill(name):
-    if name == step:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-promoting.ALIVE_SECONDS = 0.0
-strictq.promote(home, token_file=token, force=force == "True", dead=dead == "True", on_step=kill)
-"""
 
 
 @attrs.define(eq=False)
@@ -254,10 +240,8 @@ class FailoverCampaign(Campaign):
         token = token_file(self.directory)
         if self._random.random() < 0.3:
             step = self._random.choice(STEPS)
-            arguments = [str(host.home), str(token), str(force), str(dead), step]
-            subprocess.run([sys.executable, "-c", PROMOTER, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL, check=False)
-        with patch.object(promoting, "ALIVE_SECONDS", 0.0):
-            done = strictq.promote(host.home, token_file=token, force=force, dead=dead)
+            forked(Path(os.devnull), promote, host.home, token, force=force, dead=dead, dies=step).join()
+        done = promote(host.home, token, force=force, dead=dead)
         assert done.confirmed is self.confirms, done
 
     def _note(self, verb: str) -> None:
@@ -284,6 +268,17 @@ class FailoverCampaign(Campaign):
         lost = {mid for (key, _), mid in there.items() if key != SHORT_LIVED} & set(_mids(after))
         assert lost <= listed, "a merge does not list what was lost"
         self.lost += len(listed)
+
+
+def promote(home: Path, token: Path, *, force: bool, dead: bool, dies: str | None = None) -> Promoted:
+    """Promote a replica, whose primary was heard of a moment ago; kill this process at a step."""
+
+    def kill(step: str) -> None:
+        if step == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(promoting, "ALIVE_SECONDS", 0.0):
+        return strictq.promote(home, token_file=token, force=force, dead=dead, on_step=kill)
 
 
 def _mids(events: Iterable[Event]) -> Iterator[str]:

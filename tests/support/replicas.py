@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import strictq
 from strictq import Queue
+from strictq.replication import replica, replica_log
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.replica_home import ApplyingMark, LastContact
-from tests.support.running import PATIENCE_SECONDS, ROOT, until
+from tests.support.forked import forked
+from tests.support.running import PATIENCE_SECONDS, until
 
 TOKEN = "correct-horse-battery-staple"
 FAST = 0.02
@@ -81,26 +86,23 @@ def forget_contact(home: Path) -> None:
 
 # ---- processes
 
-RECEIVER = """
-import functools, os, signal, sys
-import strictq
-from strictq.replication import replica as module, replica_log
 
-home, listen, token, step, count, rotate, forward_to = sys.argv[1:]
-left = [int(count)]
+def receive(answer: Connection, home: Path, listen: str, step: str, count: int, rotate: int, forward_to: str) -> None:
+    """Receive for a replica, for ever or until a step, and answer with the address first."""
+    left = count
 
-def kill(name):
-    if name == step:
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def kill(name: str) -> None:
+        nonlocal left
+        if name == step:
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-replica_log.ROTATE_BYTES = int(rotate)
-module.ReceivedSegments = functools.partial(module.ReceivedSegments, on_step=kill)
-with strictq.Replica(home, listen=listen, token_file=token, forward_to=forward_to or None) as replica:
-    print(replica.address, flush=True)
-    replica.wait()
-"""
+    replica_log.ROTATE_BYTES = rotate  # type: ignore[misc]
+    replica.ReceivedSegments = functools.partial(replica.ReceivedSegments, on_step=kill)  # type: ignore[misc, assignment]
+    with strictq.Replica(home, listen=listen, token_file=token_file(home.parent), forward_to=forward_to or None) as receives:
+        answer.send(receives.address)
+        receives.wait()
 
 
 class Receiver:
@@ -116,20 +118,20 @@ class Receiver:
         self, home: Path, listen: str = "127.0.0.1:0", *, step: str = "", count: int = 1, rotate: int = 64 << 20,
         forward_to: str = "",
     ) -> None:  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", RECEIVER, home, listen, token_file(home.parent), step, str(count), str(rotate), forward_to],
-            stdout=subprocess.PIPE, cwd=ROOT, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        assert self.address, "the replica did not begin"
+        token_file(home.parent)
+        answers, answer = Pipe(duplex=False)
+        self._process = forked(None, receive, answer, home, listen, step, count, rotate, forward_to)
+        answer.close()
+        with answers:
+            self.address: str = answers.recv()
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_alive()
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -137,10 +139,9 @@ class Receiver:
 
     def wait(self) -> int:
         """Wait until it has ended. Return the signal."""
-        code = -self._process.wait(PATIENCE_SECONDS)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        return code
+        self._process.join(PATIENCE_SECONDS)
+        assert self._process.exitcode is not None, "it does not end"
+        return -self._process.exitcode
 
 
 @contextmanager
