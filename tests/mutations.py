@@ -988,6 +988,13 @@ MUTATIONS = [
         *RANGES,
     ),
     _store(
+        "a look at a key that is new gives it no lane where another shard may have one",
+        "whole/reports.py",
+        "        lanes.loader.anywhere = True",
+        "        lanes.loader.replays = True",
+        *RANGES,
+    ),
+    _store(
         "a reader finds what a key without a lane has in the shard that keeps it",
         "whole/routing.py",
         "                    return look(has, True)",

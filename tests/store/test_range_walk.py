@@ -26,8 +26,13 @@ from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import narrow_by
 from tests.support.internals import store_of
+from tests.support.moved_ranges import state_of
 
 KEYS = [f"key-{n}" for n in range(10)]
+RARE = [f"rare-{n}" for n in range(12)]
+"""Keys that are often new when a range moves."""
+QUIET = [f"quiet-{n}" for n in range(6)]
+"""Keys that have a state and rows of the program, and no lane before a move gives them one."""
 OBJECTS = 3
 STEPS = 160
 TABLE = "CREATE TABLE app_count (owner TEXT PRIMARY KEY, n INTEGER)"
@@ -50,15 +55,15 @@ class Walk:
             store_of(q)._upkeep.stop()
         self.awake = list(self.queues)
         self.queues[0].app_schema(TABLE, key_columns={"app_count": "owner"})
-        self.sent: dict[str, int] = dict.fromkeys(KEYS, 0)
-        self.pending: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.sent: dict[str, int] = dict.fromkeys(KEYS + RARE, 0)
+        self.pending: dict[str, list[int]] = {key: [] for key in KEYS + RARE}
         self.held: dict[str, tuple[Queue, list[Delivery]]] = {}
         """By key, the object that received messages, and those that are left."""
         self.counts: dict[str, int] = defaultdict(int)
-        self.tokens: dict[str, int] = dict.fromkeys(KEYS, 0)
+        self.tokens: dict[str, int] = dict.fromkeys(KEYS + RARE, 0)
         self.steps: list[Callable[[Queue], object]] = [
-            *[self.send] * 5, *[self.receive] * 5, *[self.settle] * 6, self.count, self.count, self.look, self.move, self.move,
-            self.resume, self.doze, self.forget,
+            *[self.send] * 5, *[self.receive] * 5, *[self.settle] * 6, self.count, self.count, self.look, self.look, self.move,
+            self.move, self.cancel, self.resume, self.doze, self.forget,
         ]  # fmt: skip
 
     def run(self) -> None:
@@ -66,10 +71,15 @@ class Walk:
             self.random.choice(self.steps)(self.random.choice(self.awake))
         self.end()
 
+    def some(self, most: int) -> list[str]:
+        """Return some keys."""
+        keys = self.random.sample(KEYS, self.random.randint(1, most))
+        return [*keys[1:], self.random.choice(RARE)] if self.random.random() < 0.2 else keys
+
     # ---- steps
 
     def send(self, q: Queue) -> None:
-        keys = self.random.sample(KEYS, self.random.randint(1, 4))
+        keys = self.some(4)
         if len(keys) == 1:
             receipts = [q.send(b"", key=keys[0])]
         else:
@@ -111,7 +121,7 @@ class Walk:
             d.extend(1e6)
             return
         else:
-            other = self.random.choice(KEYS)
+            other = self.some(1)[0]
             with holder.transaction(d) as tx:
                 tx.send(b"", other)
             self.sent[other] += 1
@@ -122,7 +132,7 @@ class Walk:
             del self.held[key]
 
     def count(self, q: Queue) -> None:
-        key = self.random.choice([*KEYS, "quiet", "quieter"])
+        key = self.random.choice(QUIET) if self.random.random() < 0.5 else self.some(1)[0]
         with q.transaction(key=key) as tx:
             assert tx.key_state == (b"%d" % self.counts[key] if self.counts[key] else None), key
             self.counts[key] += 1
@@ -130,8 +140,10 @@ class Walk:
             tx.execute("INSERT INTO app_count VALUES (?1, 1) ON CONFLICT DO UPDATE SET n = n + 1", (key,))
 
     def look(self, q: Queue) -> None:
-        for key in self.random.sample(KEYS, 3):
+        for key in [*self.random.sample(KEYS, 2), self.random.choice(RARE)]:
             assert [m.seq for m in q.peek(key, 100)] == self.pending[key], key
+        key = self.random.choice(QUIET)
+        assert state_of(q, key) == (b"%d" % self.counts[key] if key in self.counts else None), key
 
     def move(self, q: Queue) -> None:
         """Move some range, and stop somewhere."""
@@ -147,6 +159,12 @@ class Walk:
                 q.isolate(KEYS[0])
             elif sum(hi - lo for lo, hi in source.ranges):
                 q.split(source.shard)
+
+    def cancel(self, q: Queue) -> None:
+        """Cancel the move that was stopped, and stop somewhere."""
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            self.stop_somewhere(patch)
+            q.cancel_move()
 
     def stop_somewhere(self, patch: pytest.MonkeyPatch) -> None:
         name = self.random.choice(("arrive", "leave", "sweep", "leave_loose", "tell", "ahead", None, None))
@@ -164,6 +182,7 @@ class Walk:
         patch.setattr(steps, name, stopping)
 
     def resume(self, q: Queue) -> None:
+        q.topology()  # it learns of new shards
         moving.resume(store_of(q))
 
     def doze(self, _: Queue) -> None:
@@ -177,12 +196,12 @@ class Walk:
 
     def end(self) -> None:
         q = self.random.choice(self.queues)
-        moving.resume(store_of(q))
+        self.resume(q)
         store_of(q).forward()
         assert q.topology().moving is None
         assert q.check() == []
         for q in self.queues:
-            assert {key: [m.seq for m in q.peek(key, 1000)] for key in KEYS} == self.pending
+            assert {key: [m.seq for m in q.peek(key, 1000)] for key in self.pending} == self.pending
             assert dict(q.query("SELECT owner, n FROM app_count")) == dict(self.counts)
             assert q.stats().depth == sum(map(len, self.pending.values()))
         for shard in store_of(q).shards:

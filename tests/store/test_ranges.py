@@ -7,15 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import apsw
 import attrs
 import pytest
 
 import strictq
-from strictq import InvalidArgument, LeaseLost, Message, MoveBlocked, MoveInProgress, Queue
+from strictq import InvalidArgument, LeaseLost, Message, MoveBlocked, MoveInProgress, Queue, UnknownMessage
 from strictq._platform import files
+from strictq._store.bulk import scan
 from strictq._store.disk import layout
 from strictq._store.disk.topology import OwnerMap, ShardList
 from strictq._store.lane.ranges import Passage, Ranges, completed
@@ -625,6 +626,41 @@ def test_a_move_is_cancelled_again_and_again(q: Queue, clock: FakeClock, monkeyp
     assert [shard.retired for shard in q.topology().shards] == [False, True]
     assert seen(q) == before
     assert q.check() == []
+
+
+NEW: Final = next(key for key in (f"new-{n}" for n in range(100)) if moves(key))
+LOOKS: Final[dict[str, Callable[[Queue], object]]] = {
+    "state": lambda q: state_of(q, NEW),
+    "peek": lambda q: q.peek(NEW, 10),
+    "explain": lambda q: q.explain(NEW),
+    "status": lambda q: q.status(NEW, 1),
+    "dead letters": lambda q: q.dead_letters(NEW),
+    "query": lambda q: q.query("SELECT 1", key=NEW),
+    "Spark": lambda q: [scan.ranges(shard, dead=False, per_task=1000, keys=[encode_key(NEW)]) for shard in store_of(q).shards],
+}
+"""Looks at a key that was never used."""
+
+
+@pytest.mark.parametrize("stopped", ["before a lane leaves", "arrive", "cancelled"])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_at_a_new_key_gives_it_no_lane(q: Queue, disk: Opener, clock: FakeClock, look: str, stopped: str) -> None:
+    """Another process sends to the key meanwhile. The one that looked finds the lane of that message."""
+    prepare(q, clock)
+    if stopped == "arrive":
+        stop_at(q, stopped)
+    else:
+        begin(q)
+    if stopped == "cancelled":
+        with unfinished():
+            q.cancel_move()
+    other = disk()
+    store_of(other)._upkeep.stop()
+    with suppress(UnknownMessage):
+        LOOKS[look](q)
+    assert [other.send(b"", key=NEW).seq, q.send(b"", key=NEW).seq] == [1, 2]
+    finish(q)
+    assert q.check() == []
+    assert q.explain(NEW).depth == 2
 
 
 @pytest.mark.parametrize("to", ["arrived", "on its way"])

@@ -127,8 +127,11 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
 
 
 def _with_lanes(lanes: ShardLanes, keys: Collection[bytes]) -> list[bytes]:
-    lanes.loader.replays = True  # a key that was never used is in no shard of a move
-    return [key for key in keys if lanes.loader.lane(key).tail]
+    lanes.loader.anywhere = True  # a key that was never used is in no shard of a move
+    try:
+        return [key for key in keys if lanes.loader.lane(key).tail]
+    finally:
+        lanes.loader.anywhere = False
 
 
 def _count(lanes: ShardLanes, *, dead: bool) -> int:

@@ -41,6 +41,8 @@ class Loader:
     Attributes:
         alone: the plan of a single statement is running. It may read nothing, because it has no snapshot.
         replays: what other processes wrote is being applied. They had the right to create the lanes that it names.
+        anywhere: a look runs that asks no other shard. A key without a lane is told to have an empty one, which memory does not
+            keep: a send of this process would take it for one that this shard may have.
     """
 
     def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
@@ -48,7 +50,7 @@ class Loader:
         self.memory = memory
         self.log = log
         self.rows = rows
-        self.alone = self.replays = False
+        self.alone = self.replays = self.anywhere = False
 
     def require_snapshot(self) -> None:
         if self.alone:
@@ -80,7 +82,7 @@ class Loader:
         self.require_snapshot()
         for row in self.rows.load(missing):
             self.adopt(row)
-        new = [key for key in missing if key not in lanes]
+        new = [] if self.anywhere else [key for key in missing if key not in lanes]
         if memory.ranges is not None and not self.replays:
             for key in new:
                 self.require_mine(key)
@@ -112,7 +114,7 @@ class Loader:
         lane = self.memory.lanes.get(key)
         if lane is None:
             self.load((key,))
-            lane = self.memory.lanes[key]
+            lane = LiveLane(key, 0) if self.anywhere and key not in self.memory.lanes else self.memory.lanes[key]
         if lane.rest:
             self.fill(lane)
         return lane

@@ -584,8 +584,11 @@ def _unchecked(look: Callable[[ShardLanes], T]) -> Callable[[ShardLanes], T]:
     """Return a look that finds no lane, instead of naming another shard that may have it."""
 
     def without(lanes: ShardLanes) -> T:
-        lanes.loader.replays = True  # until the next look or write follows the file
-        return look(lanes)
+        lanes.loader.anywhere = True
+        try:
+            return look(lanes)
+        finally:
+            lanes.loader.anywhere = False
 
     return without
 
