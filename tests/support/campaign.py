@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ import attrs
 
 import strictq
 from strictq import QueueConfig
-from tests.support import history, running
+from tests.support import history, running, stress_worker
 from tests.support.checker import Policy, check
 from tests.support.history import Event, Invoke, Recorder, Return
 from tests.support.recorded import SCHEMA, SECOND, Recorded
@@ -34,6 +36,29 @@ def spawn(module: str, *arguments: object, **options: Any) -> subprocess.Popen[b
     return subprocess.Popen(command, cwd=ROOT, **options)
 
 
+def forked(log: Path, work: Callable[..., object], *arguments: object, **options: object) -> ForkServerProcess:
+    """Start a function in its own process, which a warm process forks: to start an interpreter takes longer than all else.
+
+    The warm process has imported the function's module. It has no threads, and has opened nothing.
+
+    Args:
+        log: the file that its output goes to.
+    """
+    context = get_context("forkserver")
+    main = sys.modules["__main__"].__spec__  # each process imports it again
+    context.set_forkserver_preload([__name__, *([main.name] if main is not None and "__main__" not in main.name else [])])
+    process = context.Process(target=_logged, args=(log, work, arguments, options))
+    process.start()
+    return process
+
+
+def _logged(log: Path, work: Callable[..., object], arguments: Iterable[object], options: dict[str, object]) -> None:
+    with log.open("wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    work(*arguments, **options)
+
+
 @attrs.define(eq=False)
 class Campaign:
     """A queue in `directory`, and the processes that work on it."""
@@ -44,7 +69,7 @@ class Campaign:
     threads: int = 1
     lease: float = 0.4
     seed: int = 0
-    workers: list[subprocess.Popen[bytes]] = attrs.Factory(list)
+    workers: list[ForkServerProcess] = attrs.Factory(list)
     kills: int = 0
     stops: int = 0
     expected: set[str] = attrs.Factory(EXPECTED.copy)
@@ -75,7 +100,7 @@ class Campaign:
 
     # The processes.
 
-    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, **options: Any) -> None:
         self._started += 1
         arguments: dict[str, Any] = {
             "seed": self.seed * 100 + self._started,
@@ -88,20 +113,20 @@ class Campaign:
             arguments["affinity"] = self.affinities[self._started % len(self.affinities)]
         if self.witnessed:
             arguments["witness"] = self.directory
-        flags = [part for name, value in (arguments | options).items() for part in (f"--{name}", value)]
-        with (self.directory / f"worker-{self._started}.log").open("wb") as log:
-            worker = spawn("stress_worker", self.queue, self.histories, *flags, stdout=log, stderr=log)
-        self.workers.append(worker)
-        return worker
+        self.run(stress_worker.work, self.queue, self.histories, **(arguments | options))
 
-    def written(self, worker: subprocess.Popen[bytes]) -> int:
+    def run(self, work: Callable[..., object], *arguments: object, **options: object) -> None:
+        """Start a function in a process, as one of the workers."""
+        self.workers.append(forked(self.directory / f"worker-{self._started}.log", work, *arguments, **options))
+
+    def written(self, worker: ForkServerProcess) -> int:
         """Return the size of a worker's history. It grows while the worker lives and works."""
         return sum(path.stat().st_size for path in self.histories.glob(f"{worker.pid}-*.jsonl"))
 
     def assert_alive(self) -> None:
         for worker in self.workers:
-            if worker.poll() is not None:
-                raise AssertionError(f"a worker ended by itself with {worker.returncode}:\n{self.logs()}")
+            if worker.exitcode is not None:
+                raise AssertionError(f"a worker ended by itself with {worker.exitcode}:\n{self.logs()}")
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("worker-*.log")))
@@ -116,20 +141,21 @@ class Campaign:
 
         until(done, "every worker to get on with its work")
 
-    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+    def kill(self, worker: ForkServerProcess) -> None:
         """Kill a worker with SIGKILL, whatever it is doing."""
         worker.kill()
-        worker.wait()
+        worker.join()
         self.workers.remove(worker)
         self.kills += 1
 
-    def freeze(self, worker: subprocess.Popen[bytes]) -> None:
+    def freeze(self, worker: ForkServerProcess) -> None:
         """Stop a worker for longer than its leases last, so that others take over, and let it continue unaware of that."""
-        worker.send_signal(signal.SIGSTOP)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
         try:
             time.sleep(self.lease * 1.5)
         finally:
-            worker.send_signal(signal.SIGCONT)
+            os.kill(worker.pid, signal.SIGCONT)
         self.stops += 1
 
     def disturb(self, processes: int, seconds: float, between: Callable[[], object] = lambda: None) -> None:
@@ -177,22 +203,31 @@ class Campaign:
         return seen
 
     def stop(self) -> None:
-        """Let every worker finish.
+        """Let every worker finish what it does.
 
         Raises:
             AssertionError: one has failed.
         """
         for worker in self.workers:
             worker.terminate()
+        self.finish()
+
+    def finish(self, codes: Collection[int] = (0,)) -> None:
+        """Wait until every worker has ended.
+
+        Raises:
+            AssertionError: one has failed.
+        """
         for worker in self.workers:
-            assert worker.wait(running.PATIENCE_SECONDS) == 0, self.logs()
+            worker.join(running.PATIENCE_SECONDS)
+            assert worker.exitcode in codes, self.logs()
         self.workers.clear()
 
     def abandon(self) -> None:
         """Kill all workers that still run."""
         for worker in self.workers:
             worker.kill()
-            worker.wait()
+            worker.join()
 
     # The accounts.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal, get_args
 from unittest.mock import patch
@@ -101,7 +101,7 @@ class FailoverCampaign(Campaign):
     def confirms(self) -> bool:
         return self.kind != "async"
 
-    def written(self, worker: subprocess.Popen[bytes]) -> int:
+    def written(self, worker: ForkServerProcess) -> int:
         """How many calls of a worker have succeeded: it also writes down those that were refused."""
         total = 0
         for path in self.histories.glob(f"{worker.pid}-*.jsonl"):
@@ -232,7 +232,7 @@ class FailoverCampaign(Campaign):
 
     def _kill_primary(self) -> None:
         for worker in self.workers:
-            worker.send_signal(signal.SIGKILL)
+            worker.kill()
         for worker in list(self.workers):
             self.kill(worker)
 

@@ -1,23 +1,20 @@
 """One process of the stress tests: threads that make every call to a queue, until killed or asked to stop.
 
-    python -m tests.support.stress_worker QUEUE HISTORY --seed N [--threads N] [--durability D] [--lease SECONDS]
-
-QUEUE must exist. The history goes to a new file in the directory HISTORY. SIGTERM: finish the call and exit with 0. Any error
-exits with a traceback.
+SIGTERM: finish the call and exit with 0. Any error exits with a traceback.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import strictq
 from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable, TenantLimit
@@ -59,9 +56,14 @@ class Stress:
         self.random = random.Random(seed)
         self.lease = lease
         affinity = affinity or random.Random(f"joined {seed}").choice((None, "none", "own", "prefer"))
+        self.later: deque[tuple[float, list[Delivery]]] = deque()
+        """What it holds and leaves for a while, and until when."""
         self.joined: Any = None if affinity is None else recorded.queue.join(affinity=affinity)
 
     def step(self) -> None:
+        if self.later and self.later[0][0] <= time.monotonic():
+            self.handle(self.later.popleft()[1])
+            return
         chance = self.random.random()
         if chance < 0.22:
             self.recorded.send(self.message())
@@ -162,9 +164,11 @@ class Stress:
             if chance < 0.02:
                 return  # abandoned: the lease expires
             if chance < 0.023:
-                time.sleep(self.lease * 1.2)  # too late, if another consumer wants the lane
-            elif chance > 0.93:
-                time.sleep(self.lease / 8)  # longer than the short leases
+                self.leave(lane, self.lease * 1.2)  # too late, if another consumer wants the lane
+                return
+            if chance > 0.93:
+                self.leave(lane, self.lease / 8)  # longer than the short leases
+                return
             if chance < 0.2:
                 self.recorded.act("start", d)
             if 0.2 < chance < 0.25:
@@ -173,6 +177,10 @@ class Stress:
                 lane += self.recorded.more(d, 3)
             if not self.settle(lane, d):
                 return
+
+    def leave(self, lane: list[Delivery], seconds: float) -> None:
+        """Do other things for so long, and go on with the lane then, unaware of what has become of it."""
+        self.later.append((time.monotonic() + seconds, lane))
 
     def settle(self, lane: list[Delivery], d: Delivery) -> bool:
         """Settle a delivery. Return whether the lease continues."""
@@ -206,38 +214,51 @@ class Stress:
         return self.recorded.act("ack", d) == "ok"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("queue")
-    parser.add_argument("history", type=Path)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--durability", default=None)
-    parser.add_argument("--lease", type=float, default=0.5)
-    parser.add_argument("--affinity", default=None, help="join with it; by default, each thread chooses")
-    parser.add_argument("--steps", type=int, default=None, help="stop by itself after so many a thread")
-    parser.add_argument("--window", type=int, default=200, help="fold the logs after so many rows")
-    parser.add_argument("--witness", type=Path, default=None, help="where another process opens a copy after each fold")
-    options = parser.parse_args()
+def work(
+    path: Path,
+    histories: Path,
+    *,
+    seed: int,
+    threads: int,
+    durability: Literal["full", "process"],
+    lease: float,
+    window: int,
+    affinity: str | None = None,
+    steps: int | None = None,
+    witness: Path | None = None,
+) -> None:
+    """Work on a queue until SIGTERM.
 
+    Args:
+        path: the queue, which must exist.
+        histories: the directory that the history goes to, in a new file.
+        affinity: join with it; by default, each thread chooses.
+        steps: stop by itself after so many a thread.
+        window: fold the logs after so many rows.
+        witness: where another process opens a copy after each fold.
+    Raises:
+        BaseException: what the first thread that failed has raised.
+    """
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    recorder = Recorder(options.history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        stack.enter_context(narrow(options.window, step=min(20, options.window // 4)))
-        queue = stack.enter_context(strictq.open(options.queue, durability=options.durability, create=False))
         watch: Callable[[strictq.Queue], object] = Folds().watch
-        if options.witness:
-            watch = stack.enter_context(closing(Witness(options.witness))).watch
+        if witness:
+            other = stack.enter_context(closing(Witness(witness)))
+            other.fork()
+            watch = other.watch
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        recorder = stack.enter_context(closing(Recorder(histories / f"{os.getpid()}-{time.time_ns()}.jsonl")))
+        stack.enter_context(narrow(window, step=min(20, window // 4)))
+        queue = stack.enter_context(strictq.open(path, durability=durability, create=False))
         watching = threading.Lock()
         recorded = Recorded(queue, recorder)
 
         def run(seed: int) -> None:
-            stress = Stress(recorded, seed, options.lease, options.affinity)
+            stress = Stress(recorded, seed, lease, affinity)
             done = 0
             try:
-                while not stop.is_set() and (options.steps is None or done < options.steps):
+                while not stop.is_set() and (steps is None or done < steps):
                     stress.step()
                     done += 1
                     if watching.acquire(blocking=False):
@@ -250,16 +271,11 @@ def main() -> None:
                 failures.append(e)
                 stop.set()
 
-        threads = [threading.Thread(target=run, args=(options.seed * 1000 + i,)) for i in range(options.threads)]
-        for thread in threads:
+        running = [threading.Thread(target=run, args=(seed * 1000 + i,)) for i in range(threads)]
+        for thread in running:
             thread.start()
-        for thread in threads:
+        for thread in running:
             while thread.is_alive():
                 thread.join(0.1)  # in small pieces: SIGTERM is handled between them
-    recorder.close()
     if failures:
         raise failures[0]
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import apsw
 
@@ -47,7 +47,7 @@ def shard_as_text(shard: Shard) -> str:
 
 
 class Witness:
-    """The process, which starts with the first request. Used by one thread at a time."""
+    """The process, which starts with the first request, unless `fork` has started it. Used by one thread at a time."""
 
     def __init__(self, place: Path) -> None:
         """
@@ -55,7 +55,8 @@ class Witness:
             place: where copies are made.
         """
         self._place = place
-        self._process: subprocess.Popen[str] | None = None
+        self._process: tuple[TextIO, TextIO, Callable[[], object]] | None = None
+        """What it reads, what it answers, and how to wait for its end."""
         self.folds = Folds()
         """Those that `watch` has seen."""
 
@@ -63,7 +64,25 @@ class Witness:
         """End the process."""
         process, self._process = self._process, None
         if process is not None:
-            process.communicate()
+            asks, answers, wait = process
+            asks.close()
+            wait()
+            answers.close()
+
+    def fork(self) -> None:
+        """Start the process now, as a fork of this one, in which nothing may be open. This takes no imports."""
+        (asked, asks), (answers, answered) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(asks)  # else it would not see that this process is dead
+            os.close(answers)
+            try:
+                serve(os.fdopen(asked), os.fdopen(answered, "w"))
+            finally:
+                os._exit(0)
+        os.close(asked)
+        os.close(answered)
+        self._process = os.fdopen(asks, "w"), os.fdopen(answers), lambda: os.waitpid(pid, 0)
 
     def watch(self, *queues: Queue) -> None:
         """Require a queue to be sound, here and for others, if its logs were cut since the last call.
@@ -126,12 +145,14 @@ class Witness:
         """
         if self._process is None:
             command = [sys.executable, "-m", "tests.support.witness"]
-            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self._process = process.stdin, process.stdout, process.wait
+        asks, answers, _ = self._process
         now = (clock._wall, clock._boot, clock._boots) if isinstance(clock, FakeClock) else None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([str(path), now]), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline() or '"it has died"')
+        print(json.dumps([str(path), now]), file=asks, flush=True)
+        answer = json.loads(answers.readline() or '"it has died"')
         assert isinstance(answer, list), answer
         assert expected in (None, answer), f"a new process knows {answer} instead of {expected}"
 
@@ -224,18 +245,18 @@ def opened(path: Path, now: tuple[int, int, int] | None) -> list[str]:
     return found
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until they end."""
     Upkeep._start = lambda _self: None  # type: ignore[method-assign]  # nothing else runs
-    for line in sys.stdin:
+    for line in requests:
         path, now = json.loads(line)
         answer: list[str] | str
         try:
             answer = opened(Path(path), None if now is None else tuple(now))
         except BaseException:
             answer = traceback.format_exc()
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.stdin, sys.stdout)

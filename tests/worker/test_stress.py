@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import strictq
 from strictq import Worker
 from tests.support.campaign import Campaign, tally
 from tests.support.history import Event, Invoke
-from tests.support.running import PATIENCE_SECONDS, ROOT, until
+from tests.support.running import PATIENCE_SECONDS, until
+from tests.worker import worker_process
 
 
 class Workers(Campaign):
@@ -26,17 +28,11 @@ class Workers(Campaign):
     dead: set[int]
     kinds: tuple[str, ...] = ("plain", "async", "process")
 
-    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, **options: Any) -> None:
         self._started += 1
         kind = options.get("kind") or self.kinds[self._started % len(self.kinds)]
-        arguments = [self.queue, self.histories, self.seed * 100 + self._started, kind]
-        with (self.directory / f"worker-{self._started}.log").open("wb") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "tests.worker.worker_process", *map(str, arguments)], cwd=ROOT, stdout=log, stderr=log
-            )
-        self.workers.append(worker)
-        self.pids.add(worker.pid)
-        return worker
+        self.run(worker_process.work, self.queue, self.histories, self.seed * 100 + self._started, kind)
+        self.pids.add(self.workers[-1].pid)
 
     def tend(self, processes: int, seconds: float, *, any_process: bool = False) -> None:
         """Keep so many at work for so long; those that a handler killed are replaced, and some are killed from here."""
@@ -44,15 +40,15 @@ class Workers(Campaign):
         for _ in range(processes):
             self.start()
         for worker in self.workers:
-            until(lambda w=worker: self.written(w) > 4000 or w.poll() is not None, "a worker to begin")
+            until(lambda w=worker: self.written(w) > 4000 or w.exitcode is not None, "a worker to begin")
         end = time.monotonic() + seconds
         # Then quietly, until handlers in processes of their own had their part: on a busy machine they take long to start.
         while (disturb := time.monotonic() < end) or (
             not any_process and not self.makers() - self.pids and time.monotonic() < end + PATIENCE_SECONDS
         ):
             time.sleep(chance.uniform(0.05, 0.3))
-            for worker in [w for w in self.workers if w.poll() is not None]:
-                assert worker.returncode == -9, self.logs()
+            for worker in [w for w in self.workers if w.exitcode is not None]:
+                assert worker.exitcode == -9, self.logs()
                 self.dead.add(worker.pid)
                 self.workers.remove(worker)
                 self.start()
@@ -79,18 +75,16 @@ class Workers(Campaign):
             last[process] = max(last.get(process, 0), event.at)
         return {worker: at for worker, at in last.items() if worker in self.dead}
 
-    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+    def kill(self, worker: ForkServerProcess) -> None:
         super().kill(worker)
         self.dead.add(worker.pid)
 
     def end(self) -> None:
-        for worker in self.workers:
+        workers = list(self.workers)
+        for worker in workers:
             worker.terminate()
-        for worker in self.workers:
-            assert worker.wait(PATIENCE_SECONDS) in (0, -9, -15), self.logs()  # -15: it had not yet begun
-            if worker.returncode == -9:
-                self.dead.add(worker.pid)
-        self.workers.clear()
+        self.finish((0, -9, -15))  # -15: it had not yet begun
+        self.dead |= {w.pid for w in workers if w.exitcode == -9}
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """One process of the worker's stress and crash tests: workers on one queue, until killed or told to stop.
 
-    python -m tests.worker.worker_process QUEUE HISTORY SEED KIND
-
-KIND: "plain", "async", "process" (handlers in processes of their own), "batch" or "async batch". SIGTERM: stop and exit with 0.
+SIGTERM: stop and exit with 0.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import time
 from pathlib import Path
@@ -153,8 +150,12 @@ def record_commits(recorder: Recorder) -> None:
     Job._commit = recorded  # type: ignore[method-assign]
 
 
-def main() -> None:
-    path, history, seed, kind = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+def work(path: Path, history: Path, seed: int, kind: str) -> None:
+    """Work on a queue until SIGTERM.
+
+    Args:
+        kind: "plain", "async", "process" (handlers in processes of their own), "batch" or "async batch".
+    """
     # Read by the handlers, in this process and in its children.
     os.environ |= {"STRESS_SEED": str(seed), "STRESS_DEATH": "0.01" if kind == "process" else "0.002"}
     recorder = Recorder(history / f"{os.getpid()}-{time.time_ns()}.jsonl")
@@ -189,7 +190,3 @@ def main() -> None:
             stop.set()
             feeder.join()
     recorder.close()
-
-
-if __name__ == "__main__":
-    main()
