@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
+from unittest.mock import patch
 
 import attrs
 
@@ -45,10 +47,10 @@ def forked(log: Path, work: Callable[..., object], *arguments: object, **options
         log: the file that its output goes to.
     """
     context = get_context("forkserver")
-    main = sys.modules["__main__"].__spec__  # each process imports it again
-    context.set_forkserver_preload([__name__, *([main.name] if main is not None and "__main__" not in main.name else [])])
+    context.set_forkserver_preload([__name__, work.__module__])
     process = context.Process(target=_logged, args=(log, work, arguments, options))
-    process.start()
+    with patch.dict(sys.modules, __main__=ModuleType("__main__")):  # else it would execute this program's module again
+        process.start()
     return process
 
 
@@ -148,24 +150,42 @@ class Campaign:
         self.workers.remove(worker)
         self.kills += 1
 
-    def freeze(self, worker: ForkServerProcess) -> None:
-        """Stop a worker for longer than its leases last, so that others take over, and let it continue unaware of that."""
+    def freeze(self, worker: ForkServerProcess, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Stop a worker for longer than its leases last, so that others take over, and let it continue unaware of that.
+
+        Args:
+            meanwhile: called repeatedly. The worker is not among `workers` then. It may hold locks, for which others wait.
+        """
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
+        self.workers.remove(worker)
+        end = time.monotonic() + self.lease * 1.5
         try:
-            time.sleep(self.lease * 1.5)
+            while time.monotonic() < end:
+                meanwhile()
+                time.sleep(0.01)
         finally:
             os.kill(worker.pid, signal.SIGCONT)
+            self.workers.append(worker)
         self.stops += 1
 
     def disturb(self, processes: int, seconds: float, between: Callable[[], object] = lambda: None) -> None:
         """Keep this many workers running for this long, and kill or stop one after the other.
+
+        While one is stopped, others are killed at any moment, even before they have begun.
 
         Args:
             between: called before each kill or stop.
         """
         chance = random.Random(self.seed)
         end = time.monotonic() + seconds
+
+        def kill_one() -> None:
+            time.sleep(chance.uniform(0.0, 0.15))
+            self.assert_alive()
+            self.kill(chance.choice(self.workers))
+            self.start()
+
         for _ in range(processes):
             self.start()
         while True:
@@ -173,13 +193,11 @@ class Campaign:
             if time.monotonic() >= end and self.kills and self.stops:
                 return
             between()
-            time.sleep(chance.uniform(0.0, 0.15))
-            victim = chance.choice(self.workers)
             if not self.kills or (self.stops and chance.random() < 0.7):
-                self.kill(victim)
-                self.start()
+                kill_one()
             else:
-                self.freeze(victim)
+                time.sleep(chance.uniform(0.0, 0.15))
+                self.freeze(chance.choice(self.workers), kill_one)
 
     def disturb_sharing(self, processes: int, seconds: float) -> Counter[str]:
         """Do the same while limits of tenants change, and lanes are sidelined and return.
