@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import attrs
 
 OK = "ok"
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # json.dumps would make an encoder for each event
 
 
 class Sent(NamedTuple):
@@ -213,7 +214,7 @@ def encode(event: Event) -> bytes:
         row = [0, event.call, event.at, event.process, event.thread, event.verb, event.items]
     else:
         row = [1, event.call, event.at, event.verb, event.outcome, event.items]
-    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+    return _encode(row).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event:

@@ -34,7 +34,7 @@ from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import LOGS
 from strictq.testing import FakeClock
-from tests.support.folds import Folds, lanes_as_text, require_memories
+from tests.support.folds import Folds, has_begun, lanes_as_text, require_memories
 from tests.support.internals import connected, store_of
 from tests.support.replicas import segments
 from tests.support.running import ROOT
@@ -170,8 +170,8 @@ def copied(q: Queue, to: Path) -> list[str]:
         queue_db.set_replication(to, replication._replace(mode="off"))
 
     def copy(tx: Tx, name: str) -> str | None:
-        if tx.db.total_changes() != tx.lanes._begun[2]:
-            return None  # memory has what other calls of the same transaction changed, and the files do not
+        if has_begun(tx):
+            return None  # the files lack what memory has
         for suffix in ("", "-wal"):  # in this order: a checkpoint in between copies from the WAL to the file
             file = Path(q.path) / f"{name}{suffix}"
             if file.exists():
