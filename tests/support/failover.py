@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
