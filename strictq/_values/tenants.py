@@ -158,7 +158,6 @@ class TenantRules:
         sidelines: messages are sidelined, by their age or by the time at which they were sent.
         limits_keys: one may have only so many keys in flight.
         limits_deliveries: one is not always given what it has.
-        withholds_some: a ready message may have to wait, although the claim has room for it.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class TenantRules:
         self.limits_depth = any(limit.max_depth is not None for limit in limits)
         self.limits_keys = any(limit.concurrency is not None for limit in limits)
         self.limits_deliveries = any(map(_limits_deliveries, limits))
-        self.withholds_some = self.sidelines or self.limits_deliveries
         self._exact = {limit.tenant.encode(): limit for limit in limits if not limit.tenant.endswith("*")}
         begins = [limit for limit in limits if limit.tenant.endswith("*")]
         self._beginnings = [(limit.tenant[:-1].encode(), limit) for limit in sorted(begins, key=lambda one: -len(one.tenant))]

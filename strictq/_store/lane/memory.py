@@ -437,8 +437,8 @@ class ShardMemory:
         """Note which lanes of an entry are leased after it."""
         for lane, _ in groups:
             tenant = counts.note(lane)
-            if tenant is not None and self.order.turns is not None:
-                self.slot_freed |= self.order.turns.slot_is_free(tenant)
+            if tenant is not None:
+                self.slot_freed |= self.order.slot_is_free(tenant)
 
     def _counts(self, entry: Entry) -> bool:
         return entry[0] > self.mark.counted

@@ -191,6 +191,13 @@ class LaneOrder:
         self.ready, self.front = lanes.ready, lanes.front
         self.ready_rest = lanes.rest if found else RestCursor()
 
+    def slot_is_free(self, tenant: bytes) -> bool:
+        """Note that a lease of a tenant has ended. Return whether that may let another lane of it be leased."""
+        if self.turns is not None:
+            return self.turns.slot_is_free(tenant)
+        # No tenant is throttled here, but one may be in another process, whose receives wait.
+        return self.tenancy is not None and self.tenancy.rules.of(tenant).concurrency is not None and self.may_have_ready
+
     def drop_past(self, lanes: dict[bytes, LiveLane]) -> None:
         """Forget the next ends of delays and leases that will not come, so that the first ones are exact."""
         delays, ends = self.delays, self.ends

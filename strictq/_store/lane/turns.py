@@ -369,7 +369,7 @@ class TenantTurns:
     @property
     def has_blocked(self) -> bool:
         """Return whether a tenant may be throttled."""
-        return bool(self._blocked)
+        return self.blocked_until < NEVER or bool(self._blocked)
 
     @property
     def blocked_until(self) -> int:

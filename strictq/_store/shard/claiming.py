@@ -15,11 +15,11 @@ import apsw
 
 from ..._values import retries
 from ..._values.config import QueueConfig
-from ..._values.tenants import COMMON
+from ..._values.tenants import COMMON, TenantLimit, TenantRules
 from ..commit.tx import SECOND
 from ..lane import entries as kinds
 from ..lane.entries import NEVER, encode_groups, encode_holder
-from ..lane.live_lane import TAKEN, LiveLane, messages_of_tenants
+from ..lane.live_lane import TAKEN, LiveLane, messages_of_tenants, tenants_of
 from ..lane.memory import M_BODY, M_EXPIRES, M_ID, M_OPTS, Group, MessageRow
 from ..lane.order import place_of_arrival, place_of_retry
 from ..lane.turns import ReadyLanes, Tenant, TenantTurns
@@ -159,13 +159,12 @@ class Claiming:
         tenancy = self._memory.order.tenancy
         if tenancy is not None:
             self._return_permits()  # of a plan that was interrupted, or rolled back
-            if self._memory.order.turns is not None or tenancy.rules.withholds_some:
+            self._leased, self._in_flight = Counter(), {}
+            if self._memory.order.turns is not None or tenancy.rules.sidelines:
                 self._settle_turns(tenancy, now)
         turns = self._memory.order.turns
-        if turns is not None:
-            self._leased, self._in_flight = Counter(), {}
-            if turns.blocked_until < NEVER:
-                turns.unblock(self._store.rates.now())
+        if turns is not None and turns.blocked_until < NEVER:
+            turns.unblock(self._store.rates.now())
         self._now, self._elsewhere = now, request.elsewhere or {}
         groups: list[Group] = []
         passed: list[LiveLane] = []
@@ -178,7 +177,7 @@ class Claiming:
         named = iter(self._in_order(request.keys, request.placed)) if request.keys is not None else None
         in_order = named is None and not bounded and turns is None
         in_turn = None if named is not None or bounded or bytes_left is not None else turns
-        if in_turn is not None and (in_turn.rules.limits_deliveries or not in_turn.rules.separator):
+        if in_turn is not None and not in_turn.rules.separator:
             in_turn = None
         while room > 0:
             if bytes_left is not None and unsized >= SIZED_TOGETHER:
@@ -252,17 +251,39 @@ class Claiming:
             self._uncharge()
             if self.permits:
                 self._return_cut(groups)
-            if drained and not turns.rules.withholds_some:
+            if drained and not turns.rules.sidelines and not turns.has_blocked and turns.first() is None:
                 self._memory.order.end_turns(None)
-        elif tenancy is not None and named is None and not bounded and self._is_contended():
-            self.refuse()
-            self._memory.order.begin_turns(None, self._memory.lanes)
-            return self.plan(request, now, config, tx)
+        elif tenancy is not None and named is None:
+            if (not bounded and self._is_contended()) or not self._permit_all(tenancy.rules, groups):
+                self.refuse()
+                self._memory.order.begin_turns(self._memory.sole_tenant, self._memory.lanes)
+                return self.plan(request, now, config, tx)
         return groups
 
     def _is_contended(self) -> bool:
         """Return whether several tenants have messages, and the plan leaves some that are ready, so that turns matter."""
         return self._memory.sole_tenant is None and self._first_listed() < NEVER
+
+    def _permit_all(self, rules: TenantRules, groups: list[Group]) -> bool:
+        """Take what a plan by arrival needs of its tenants' limits. Return False if one of them permits less."""
+        if not rules.limits_deliveries or not groups:
+            return True
+        keys = Counter(tenants_of([lane for lane, _ in groups], rules.separator)) if rules.limits_keys else None
+        for name, n in messages_of_tenants(groups, rules.separator)[0].items():
+            if self._limit_of(name, rules.of(name), n, 0 if keys is None else keys[name]) < n:
+                return False
+            self.permits.use(name, n)
+        return True
+
+    def _limit_of(self, tenant: bytes, rule: TenantLimit, wanted: int, keys: int) -> int:
+        """Return how many messages a tenant may have now.
+
+        Args:
+            keys: how many keys the plan leases then. If they are too many, the tenant may have none.
+        """
+        if rule.paused or (rule.concurrency is not None and self._slots_full_until(tenant, rule.concurrency, keys) is not None):
+            return 0
+        return wanted if rule.receive_rate is None else min(wanted, self.permits.take(tenant, rule, wanted)[0])
 
     def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:
         """Let tenants take turns only while that is another order than that of arrival: it costs more for each lane."""
@@ -271,13 +292,10 @@ class Claiming:
         if (before := tenancy.mark_time(now)) is not None:
             self._loader.require_snapshot()
             tenancy.move_mark(place_of_arrival(self._loader.log.sent_before(before, memory.top) + 1), before)
-        if sole is None or rules.withholds(sole):
-            if order.turns is None:
+        if order.turns is None:
+            if (sole is None and rules.sidelines) or (tenancy.mark and self._first_listed() < tenancy.mark):
                 order.begin_turns(sole, memory.lanes)
-        elif order.turns is None:
-            if tenancy.mark and self._first_listed() < tenancy.mark:
-                order.begin_turns(sole, memory.lanes)
-        elif not tenancy.divides(sole):
+        elif sole is not None and not rules.withholds(sole) and not tenancy.divides(sole):
             order.end_turns(sole)
 
     def _first_listed(self) -> int:
@@ -386,6 +404,7 @@ class Claiming:
         It does what the loop of `plan` does, until that must look for lanes at rest, or consider anything else.
         """
         lanes, taken, charged, heap = self._memory.lanes, self._taken, self._charged, turns.heap
+        rules, limited = turns.rules, turns.rules.limits_deliveries
         while room > 0 and heap and turns.found:
             _, serial, tenant = heap[0]
             if tenant.turn is None or tenant.turn[1] != serial:
@@ -398,7 +417,11 @@ class Claiming:
             if tenant.old is not None or tenant.mark != turns.mark or lane is None or not ready:
                 break
             place = ready[0][0]
-            chosen = _plain(lane, limit if limit < room else room) if place <= side.rest.next else None
+            most = limit if limit < room else room
+            if limited:
+                name = tenant.name
+                most = min(most, self._limit_of(name, rules.of(name), room, self._leased[name] + 1))
+            chosen = _plain(lane, most) if most and place <= side.rest.next else None
             if chosen is None:
                 break
             heappop(ready)
@@ -407,6 +430,9 @@ class Claiming:
             side.front = place
             groups.append((lane, chosen))
             room -= len(chosen)
+            if limited:
+                self.permits.use(name, len(chosen))
+                self._leased[name] += 1
             time = tenant.time
             charged.setdefault(tenant, time)
             turns.clock = max(turns.clock, time)
@@ -459,7 +485,7 @@ class Claiming:
         """Find the next lanes at rest in each index, and the next ends of delays and leases."""
         order, lanes = self._memory.order, self._memory.lanes
         order.drop_past(lanes)
-        if order.tenancy is not None and (order.turns is not None or order.tenancy.rules.withholds_some):
+        if order.tenancy is not None and (order.turns is not None or order.tenancy.rules.sidelines):
             self._settle_turns(order.tenancy, now)
         if order.turns is not None:
             order.turns.unblock(self._store.rates.now())
@@ -585,21 +611,21 @@ class Claiming:
         limit = turns.rules.of(tenant.name)
         if limit.paused:
             return NEVER
-        if limit.concurrency is not None and (until := self._slots_full_until(tenant.name, limit.concurrency)) is not None:
+        if limit.concurrency is not None and (until := self._slots_full_until(tenant.name, limit.concurrency, self._leased[tenant.name] + 1)) is not None:
             return until
         if limit.receive_rate is None:
             return None
         wait = self.permits.wait(tenant.name, limit)
         return self._store.rates.now() + min(wait, SECOND) if wait else None  # another process may return what it does not use
 
-    def _slots_full_until(self, tenant: bytes, concurrency: int) -> int | None:
-        """Return until when, by the boot clock, a tenant has as many keys in flight as it may have. None: it has fewer."""
+    def _slots_full_until(self, tenant: bytes, concurrency: int, keys: int) -> int | None:
+        """Return until when, by the boot clock, a tenant has no slots for so many keys of the plan. None: it has them."""
         ends = self._in_flight.get(tenant)
         if ends is None:
             counts = self._memory.counts
             ends = self._in_flight[tenant] = [] if counts is None else counts.in_flight(tenant, self._now)
         elsewhere = self._elsewhere.get(tenant, 0)
-        if len(ends) + self._leased[tenant] + elsewhere < concurrency:
+        if len(ends) + keys + elsewhere <= concurrency:
             return None
         if self._leased[tenant]:
             self._full.append(tenant)
