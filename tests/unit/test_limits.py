@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 import strictq
 from strictq import Message, PartialFailure, QueueConfig, QueueFull, TenantDepth, Throttled
 from strictq.testing import FakeClock
+from tests.support.folds import takes_turns
 from tests.support.queues import Opener
 
 
@@ -151,6 +153,33 @@ def test_one_receive_leases_no_more_keys_than_permitted(make: Opener) -> None:
 
 
 @pytest.mark.one_shard("a receive passes over shards that another process writes to")
+@pytest.mark.own_messages("those of the other process are another tenant's")
+@pytest.mark.one_shard("each shard has its own tenants")
+@pytest.mark.parametrize("limit", [{"concurrency": 12}, {"receive_rate": 0.001, "burst": 52}])
+def test_tenants_take_no_turns_until_a_limit_is_reached(make: Opener, limit: dict[str, Any]) -> None:
+    """Then exactly as much is delivered as the limit permits, also of lanes that came by arrival."""
+    q = make(tenant_separator="/", lease_seconds=600.0)
+    q.limit("*", **limit)
+    for _ in range(4):
+        q.send_many([Message(b"", key=f"{name}/{n}") for n in range(10) for name in "ab"])
+        with q.receive(30) as batch:
+            assert len(batch) == 20
+            assert not takes_turns(q)
+            q.ack_many(list(batch))
+    q.send_many([Message(b"", key=f"{name}/{n}") for n in range(20) for name in "ab"])
+    first = q.receive(100)
+    assert Counter(str(d.key)[0] for d in first) == {"a": 12, "b": 12}
+    assert takes_turns(q)
+    assert not q.receive(100)
+    q.ack_many(first)
+    q.limit("*", receive_rate=None, burst=None)
+    assert len(q.receive(100)) == 16
+    q.send(b"", key="a/99")
+    assert len(q.receive(100)) == 1
+    assert not takes_turns(q)
+    assert not q.check()
+
+
 def test_a_send_rate_adapts_to_the_age_of_the_oldest_message(make: Opener, clock: FakeClock) -> None:
     q = make(tenant_separator="/", shards=2)
     q.limit("a", send_rate=10.0, burst=1, target_age_seconds=5.0)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -190,6 +191,7 @@ class RateFile:
             os.close(fd)
 
 
+@lru_cache(maxsize=4_096)
 def _number(name: bytes) -> int:
     from ..._values.hashing import hash_key  # imported late: it loads OpenSSL
 
