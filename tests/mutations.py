@@ -330,8 +330,8 @@ MUTATIONS = [
     _store(
         "memory is not sure while a statement commits by itself",
         "shard/shard_lanes.py",
-        "        memory.unsure = True\n        try:\n            if not self.log.append_alone(entry, trouble):\n",
-        "        try:\n            if not self.log.append_alone(entry, trouble):\n",
+        "        memory.unsure = True\n        try:\n            if not self.log.append_alone(entry, trouble, record):\n",
+        "        try:\n            if not self.log.append_alone(entry, trouble, record):\n",
         *DIRECT,
     ),
     _store(
@@ -1411,8 +1411,8 @@ MUTATIONS = [
     _store(
         "a record of each finished message",
         "shard/settling.py",
-        "                ending.keep(tx, ids, batch.end, None if lane.grant is None else lane.grant.at)\n",
-        "                pass\n",
+        "            ending.keep(tx, ids, end, leased_at)\n",
+        "            pass\n",
         "tests/unit/test_history.py",
     ),
     # A full disk.

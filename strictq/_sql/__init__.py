@@ -2,7 +2,8 @@
 
 A block starts with `-- name: NAME`; comment lines below it state where it runs, what it returns and which index it uses.
 `{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows. `/*?NAME*/ … /*?*/` marks
-an expression that `choose` replaces by NULL unless it is requested.
+an expression that `choose` replaces by NULL unless it is requested. `/*= NAME … */` in a trigger stands for another statement,
+which `with_steps` writes there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_STEP: Final = re.compile(r"/\*= (\w+) (.*?) \*/")
+_PARAMETER: Final = re.compile(r"\?(\d)")
 _CHOICE: Final = re.compile(r"/\*\?(\w+)\*/(.*?)/\*\?\*/", re.DOTALL)
 
 
@@ -55,6 +58,16 @@ def repeated(statement: str, *times: int) -> dict[int, str]:
 def choose(statement: str, wanted: Container[str]) -> str:
     """Return the statement with NULL in the place of the marked expressions whose names are not in `wanted`."""
     return _CHOICE.sub(lambda m: m[2].strip() if m[1] in wanted else "NULL", statement)
+
+
+def with_steps(script: str, **statements: str) -> str:
+    """Return a script whose triggers run other statements, which take columns of the new row in the place of parameters."""
+
+    def step(found: re.Match[str]) -> str:
+        columns = found[2].split()
+        return _PARAMETER.sub(lambda m: f"NEW.{columns[int(m[1]) - 1]}", statements[found[1]])
+
+    return _STEP.sub(step, script)
 
 
 def insert_into(table: str, columns: int) -> str:
@@ -129,6 +142,8 @@ TURNS: Final = Statements("turns")
 TENANT_DEPTHS: Final = Statements("tenant_depths")
 RANGES: Final = Statements("ranges")
 
+PAIRS: Final = with_steps(LOG.pairs, keep_ended=TABLES.keep_ended, forget=HISTORY.forget)
+"""The views by which one statement writes two tables."""
 _FEATURES: Final = (SHARD.common, APPLIED.schema, RECORDED_BATCHES.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
 SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lease_index))

@@ -6,14 +6,14 @@ SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
 -- history.issued: the last number ever given to a record, even a removed one. Reads one row of SQLite's own table.
 SELECT seq FROM sqlite_sequence WHERE name = 'history';
 
--- name: done_at
--- history: when the record with this number ended. Takes the number. Index: primary key.
-SELECT done_at FROM history WHERE n = ?;
-
 -- name: forget
--- history: a bounded step of the oldest records up to the first number: those that are not among the newest to keep
--- (up to the second number) or ended before the time. Index: primary key.
-DELETE FROM history WHERE n <= ?1 AND (n <= ?2 OR done_at < ?3);
+-- ending: a bounded step of the oldest records: those that are not among the newest to keep, or ended before the time. Takes how many
+-- to look at, how many to keep, and the time. If the oldest one stays, it looks at no other. `log.pairs` runs it, too.
+-- Index: primary key.
+DELETE FROM history
+WHERE n < (SELECT n + ?1 FROM history
+           WHERE n = (SELECT min(n) FROM history) AND (n <= (SELECT max(n) FROM history) - ?2 OR done_at < ?3))
+    AND (n <= (SELECT max(n) FROM history) - ?2 OR done_at < ?3);
 
 -- name: page
 -- history.page: records in the order in which they were written, from a number on. Takes the number, limit. Index: primary key.

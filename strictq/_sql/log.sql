@@ -95,6 +95,15 @@ CREATE TEMP TRIGGER IF NOT EXISTS append_troubled INSTEAD OF INSERT ON troubled 
     INSERT OR REPLACE INTO trouble VALUES (NEW.arrival, NEW.attempts, NEW.first_at, NEW.error, NEW.output, NEW.errors);
     INSERT INTO journal VALUES (NEW.id, NEW.kind, NEW.at, NEW.top, NEW.token, NEW.deadline, NEW.holder, NEW.data);
 END;
+CREATE TEMP VIEW IF NOT EXISTS recorded (id, kind, at, top, token, deadline, holder, data, done_at, attempts, prepare, process, outcome,
+    bodies, arrivals, output, leased_at, step, most, oldest) AS SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+CREATE TEMP TRIGGER IF NOT EXISTS append_recorded INSTEAD OF INSERT ON recorded BEGIN
+    SELECT RAISE(IGNORE) WHERE (SELECT max(id) FROM journal) <> NEW.id - 1 OR (SELECT max(id) FROM message) <> NEW.top;
+    /*= keep_ended done_at attempts prepare process outcome bodies arrivals output leased_at */
+    /*= forget step most oldest */
+    INSERT INTO journal VALUES (NEW.id, NEW.kind, NEW.at, NEW.top, NEW.token, NEW.deadline, NEW.holder, NEW.data);
+END;
 
 -- name: insert_deduped_alone
 -- log_rows: one message with a dedup id, and the id, by `pairs`. Takes every column, the newest entry, the dedup id, the end of
@@ -104,6 +113,11 @@ INSERT INTO deduped VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: append_troubled_alone
 -- log_rows: one entry, and what an attempt left of a message, by `pairs`. Takes every column of the entry and of `trouble`.
 INSERT INTO troubled VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: append_recorded_alone
+-- log_rows: one entry that ends messages, and their records, by `pairs`. Takes every column of the entry, and what
+-- `tables.keep_ended` and `history.forget` take.
+INSERT INTO recorded VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: keys
 -- log_rows: the keys and seqs of messages. Takes their arrival numbers. Index: rowid.

@@ -219,8 +219,8 @@ ON CONFLICT DO UPDATE SET attempts = ?2, first_at = ?3, error = ?4, output = ?5,
 
 -- name: keep_ended
 -- ending: a record of each message that is about to end. Takes now, attempts that `trouble` does not count
--- yet, seconds of prepare and of process, outcome, whether bodies are kept, the arrival numbers, what the handler printed, and when
--- the lease began. `opts` is a JSON array unless it has headers alone. Indexes: rowids.
+-- yet, seconds of prepare and of process, outcome, whether bodies are kept, the arrival numbers as JSON, what the handler printed, and
+-- when the lease began. `log.pairs` runs it, too. `opts` is a JSON array unless it has headers alone. Indexes: rowids.
 INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body,
     errors, output)
 SELECT m.key, m.seq, m.id, m.sent_at,
@@ -231,7 +231,7 @@ SELECT m.key, m.seq, m.id, m.sent_at,
        ?1, ifnull(t.attempts, 0) + ?2, ?3, ?4, length(m.body),
        CASE WHEN substr(m.opts, 1, 1) = '[' THEN json_extract(m.opts, '$[0]') END, ?5,
        CASE WHEN ?6 THEN m.body END, t.errors, ifnull(substr(?8, 1, 10000), t.output)
-FROM carray(?7) c CROSS JOIN message m ON m.id = c.value LEFT JOIN trouble t ON t.id = m.id ORDER BY m.id;
+FROM json_each(?7) c CROSS JOIN message m ON m.id = c.value LEFT JOIN trouble t ON t.id = m.id ORDER BY m.id;
 
 -- name: any_trouble
 -- gone: whether there is a row at all. Rowid seek.

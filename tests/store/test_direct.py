@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from strictq import Delivery, Message, Queue
 from strictq._sql import LOG
 from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
+from strictq._store.shard.shard_file import Shard
 from strictq._store.tables import mark
 from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
@@ -78,6 +80,54 @@ def test_a_send_with_options_and_one_to_a_new_key_are_one_statement(q: Queue) ->
     assert statements(q, lambda: q.send(b"", key="a", delay=60.0)) == [ARRIVAL]
     assert statements(q, lambda: q.send(b"", key="new"))[-1] == ARRIVAL
     assert [m.state for m in q.peek("a")] == ["ready"] * 4 + ["delayed"]  # three with dedup ids
+
+
+def ack_recorded(q: Queue, clock: FakeClock) -> list[object]:
+    """Ack messages in each way. Return what is recorded of them."""
+    q.configure(history="bodies", history_records_max=7)
+    q.send_many([Message(f"{key}{n}".encode(), key=key, headers={"h": key}) for n in range(4) for key in "abc"])
+    clock.advance(1.0)
+    q.receive(1, keys=["c"])[0].nack(0.0, "bad")
+    clock.advance(1.0)
+    q.receive(1, keys=["a"])[0].ack()
+    for _ in range(2):
+        clock.advance(1.0)
+        q.receive(1, keys=["b"])[0].ack()
+    clock.advance(1.0)
+    q.ack_many(q.receive(5, per_key=2))
+    clock.advance(1.0)
+    q.ack_many(list(q.receive(2, per_key=1)))
+    return list(q.history())
+
+
+def test_acks_whose_messages_are_recorded_are_one_statement(disk: Opener, clock: FakeClock) -> None:
+    """It writes the records that a transaction writes, and removes old ones."""
+    with disk.open(shards=1) as q:
+        records = ack_recorded(q, clock)
+        assert len(records) == 7
+        q.send(b"", "d")
+        (d,) = q.receive(1, keys=["d"])
+        ran = statements(q, d.ack)
+        assert (ran[0], "BEGIN IMMEDIATE" in ran) == (LOG.append_recorded_alone, False)
+        q.send_many([Message(b"", key=key) for key in "deede"])
+        some = q.receive(5, keys=["d", "e"])
+        ran = statements(q, lambda: q.ack_many(some))
+        assert (ran[0], "BEGIN IMMEDIATE" in ran) == (LOG.append_recorded_alone, False)
+        assert len(list(q.history())) == 7
+        require_agreement(q, q)
+        assert q.check() == []
+
+
+def test_an_ack_in_a_transaction_writes_the_same_records(
+    queue_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for path in (queue_path, str(tmp_path / "other")):
+        clock = FakeClock()
+        with strictq.open(path, shards=1, clock=clock) as q:
+            found.append(ack_recorded(q, clock))
+        monkeypatch.setattr(Shard, "_direct", lambda *_, **__: None)
+    assert found[0] == found[1]
 
 
 def test_calls_between_two_slices_of_a_fold_are_one_statement(queue_path: str) -> None:

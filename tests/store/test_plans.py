@@ -18,6 +18,7 @@ from strictq._sql import (
     LOOKS,
     OPERATE,
     OUTBOX,
+    PAIRS,
     RECORDED_BATCHES,
     SCAN,
     SHARD,
@@ -48,7 +49,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
             q.hold(f"held-{n}")  # an entry each: statistics of an almost empty table are no use
     connection = apsw.Connection(str(shard_file(path)))
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-    connection.execute(LOG.pairs)
+    connection.execute(PAIRS)
     yield connection
     connection.close()
 

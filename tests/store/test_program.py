@@ -75,7 +75,7 @@ def test_a_text_of_the_engines_own_is_refused_to_programs(used: Queue, name: str
     refusal = "more than read .*the program's own app_"
     if (name.startswith("catalog.") and name != "catalog.schema") or name == "shard.lease_index":
         refusal = "no such table"  # the tables of queue.db and of older formats do not exist there
-    if name in ("log.insert_deduped_alone", "log.append_troubled_alone"):
+    if name in ("log.insert_deduped_alone", "log.append_troubled_alone", "log.append_recorded_alone"):
         refusal = "more than read .*the program's own|no such table"  # views of the connection, made when they are first needed
     # Found before the authorizer is asked; see below.
     if name == "shard.history_2":

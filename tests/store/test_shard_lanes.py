@@ -401,17 +401,17 @@ def test_a_whole_claim_is_acked_by_one_statement(opened: Opened) -> None:
     claimed = shard.claim(request(3))
     before = shard.lanes.commits
     shard.lanes.wake = False  # as before every call
-    assert settling.ack_claimed_alone(shard.lanes, opened.now, claimed)
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, (claimed, shard.config))
     assert not shard.lanes.wake, "sb waits since it was sent"
     assert shard.lanes.commits == before + 1
-    assert settling.ack_claimed_alone(shard.lanes, opened.now, claimed) is None, "it is not leased any more"
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, (claimed, shard.config)) is None, "it is not leased any more"
     part = shard.claim(request(1))
     send(shard, 1, b"sb")
-    assert settling.ack_claimed_alone(shard.lanes, opened.now, part)
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, (part, shard.config))
     assert shard.lanes.wake, "the rest of sb is ready"
     again = shard.claim(request(1))
     send(other, 1, b"sc")
-    assert settling.ack_claimed_alone(shard.lanes, opened.now, again) is None, "memory is behind"
+    assert settling.ack_claimed_alone(shard.lanes, opened.now, (again, shard.config)) is None, "memory is behind"
     assert not any(shard.ack(batches(again.token, groups_of(again))))
     assert shard.totals().pending == other.totals().pending == 1
 
@@ -442,9 +442,9 @@ def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> 
 
 def test_no_statement_reads_more_than_its_slice(opened: Opened) -> None:
     """The upper bound of a deleted range is found by the index, not by a scan: see the comment of `delete_range`."""
-    from strictq._sql import LOG, TABLES
+    from strictq._sql import LOG, PAIRS, TABLES
 
-    opened.db.execute(LOG.pairs)
+    opened.db.execute(PAIRS)
     for statements in (LOG, TABLES):
         for name in statements.names():
             if name in ("schema", "pairs"):

@@ -17,7 +17,9 @@ from strictq._store.disk import checksums
 from strictq._store.shard.shard_file import Shard
 from strictq._store.whole.store import Store
 
-ALONE = frozenset({LOG.append_alone, LOG.insert_alone, LOG.append_troubled_alone, LOG.insert_deduped_alone})
+ALONE = frozenset(
+    {LOG.append_alone, LOG.insert_alone, LOG.append_troubled_alone, LOG.append_recorded_alone, LOG.insert_deduped_alone}
+)
 """Statements that are transactions of their own."""
 
 PAGE_BYTES = 4096

@@ -112,9 +112,9 @@ class LaneFile:
             self.entries[entry[0]] = entry
             append(entry)
 
-        def record_alone(entry: Entry, trouble: tuple[Any, ...] | None = None) -> bool:
+        def record_alone(entry: Entry, *others: tuple[Any, ...] | None) -> bool:
             self.entries[entry[0]] = entry
-            return append_alone(entry, trouble)
+            return append_alone(entry, *others)
 
         def record_rows(rows: Sequence[MessageRow]) -> None:
             self.messages.update({row[0]: row for row in rows})
@@ -220,9 +220,9 @@ class LaneFile:
     def ack(self, batches: Sequence[Settlement]) -> list[Lost]:
         if len(batches) == len(batches[0].seqs) == 1 and batches[0].start is None and self.may_be_alone:
             (batch,) = batches
-            if settling.ack_one_alone(self.lanes, self.now(), (batch.key, batch.token, batch.seqs[0])):
+            if settling.ack_one_alone(self.lanes, self.now(), (batch.key, batch.token, batch.seqs[0], self.config)):
                 return [{}]
-        if self.may_be_alone and settling.ack_alone(self.lanes, self.now(), batches):
+        if self.may_be_alone and settling.ack_alone(self.lanes, self.now(), (batches, self.config)):
             return [{} for _ in batches]
         return self.transact(lambda tx: settling.ack(tx, batches))
 

@@ -253,16 +253,16 @@ class Claiming:
                 self._return_cut(groups)
             if drained and not turns.rules.sidelines and not turns.has_blocked and turns.first() is None:
                 self._memory.order.end_turns(None)
-        elif tenancy is not None and named is None:
-            if (not bounded and self._is_contended()) or not self._permit_all(tenancy.rules, groups):
-                self.refuse()
-                self._memory.order.begin_turns(self._memory.sole_tenant, self._memory.lanes)
-                return self.plan(request, now, config, tx)
+        elif tenancy is not None and named is None and self._must_take_turns(tenancy.rules, groups, bounded):
+            self.refuse()
+            self._memory.order.begin_turns(self._memory.sole_tenant, self._memory.lanes)
+            return self.plan(request, now, config, tx)
         return groups
 
-    def _is_contended(self) -> bool:
-        """Return whether several tenants have messages, and the plan leaves some that are ready, so that turns matter."""
-        return self._memory.sole_tenant is None and self._first_listed() < NEVER
+    def _must_take_turns(self, rules: TenantRules, groups: list[Group], bounded: bool) -> bool:
+        """Return whether a plan by arrival leaves ready messages while several tenants have some, or takes more than is permitted."""
+        contended = not bounded and self._memory.sole_tenant is None and self._first_listed() < NEVER
+        return contended or not self._permit_all(rules, groups)
 
     def _permit_all(self, rules: TenantRules, groups: list[Group]) -> bool:
         """Take what a plan by arrival needs of its tenants' limits. Return False if one of them permits less."""
@@ -611,7 +611,10 @@ class Claiming:
         limit = turns.rules.of(tenant.name)
         if limit.paused:
             return NEVER
-        if limit.concurrency is not None and (until := self._slots_full_until(tenant.name, limit.concurrency, self._leased[tenant.name] + 1)) is not None:
+        if (
+            limit.concurrency is not None
+            and (until := self._slots_full_until(tenant.name, limit.concurrency, self._leased[tenant.name] + 1)) is not None
+        ):
             return until
         if limit.receive_rate is None:
             return None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-import apsw
-
-from ..._sql import TABLES
+from ..._sql import HISTORY, TABLES
+from ..._values.config import QueueConfig
 from ..._values.keys import ASIDE, is_keyless
 from ..commit.tx import SECOND
 from ..lane import entries as kinds
@@ -24,15 +23,21 @@ def keep(tx: Tx, arrivals: Sequence[int], end: history.End, leased_at: int | Non
     Args:
         leased_at: when their lease began.
     """
-    config = tx.config
-    if config.history == "off" or not arrivals:
-        return
-    values = (
-        tx.now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, config.history == "bodies",
-        apsw.carray(array("q", arrivals)), end.output, leased_at,
+    if arrivals and (kept := record(tx.config, tx.now, arrivals, end, leased_at)) is not None:
+        tx.run(TABLES.keep_ended, kept[:-3])
+        tx.run(HISTORY.forget, kept[-3:])
+
+
+def record(
+    config: QueueConfig, now: int, arrivals: Sequence[int], end: history.End, leased_at: int | None
+) -> tuple[Any, ...] | None:
+    """Return what `keep_ended` and then `forget` take to record messages. None: no records are kept."""
+    if config.history == "off":
+        return None
+    return (
+        now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, config.history == "bodies",
+        f"[{','.join(map(str, arrivals))}]", end.output, leased_at, *history.bounds(config, now, len(arrivals)),
     )  # fmt: skip
-    tx.run(TABLES.keep_ended, values)
-    history.trim(tx, len(arrivals))
 
 
 def keep_outputs(tx: Tx, ended: Iterable[tuple[LiveLane, Sequence[int], str]]) -> None:

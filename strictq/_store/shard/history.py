@@ -11,6 +11,7 @@ from typing import Any, Final
 import apsw
 
 from ..._sql import HISTORY
+from ..._values.config import QueueConfig
 from ..commit.tx import SECOND
 from .shard_lanes import Tx
 
@@ -55,15 +56,9 @@ DROPPED: Final = End("dropped")
 PURGED: Final = End("purged")
 
 
-def trim(tx: Tx, added: int) -> None:
-    """Remove some of the oldest records, after others were added."""
-    first, last = tx.run(HISTORY.bounds).get
-    if first is None:
-        return
-    cut = last - tx.config.history_records_max
-    oldest = tx.now - int(tx.config.history_seconds * SECOND)
-    if first <= cut or tx.run(HISTORY.done_at, (first,)).get < oldest:
-        tx.run(HISTORY.forget, (first + max(2 * added, TRIM_STEP_MIN) - 1, cut, oldest))
+def bounds(config: QueueConfig, now: int, added: int) -> tuple[int, int, int]:
+    """Return what is removed of the oldest records after others were added, as `forget` takes it."""
+    return max(2 * added, TRIM_STEP_MIN), config.history_records_max, now - int(config.history_seconds * SECOND)
 
 
 def page(db: apsw.Connection, after: int, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:

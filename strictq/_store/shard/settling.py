@@ -7,7 +7,7 @@ lanes with one token are one entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..._values import retries
 from ..._values.config import QueueConfig
@@ -18,7 +18,7 @@ from ..lane.entries import LaneHolder, encode_keys
 from ..lane.live_lane import LiveLane, parse_done
 from ..lane.memory import Group
 from ..tables import trouble
-from . import ending, expiring, sending
+from . import ending, expiring, history, sending
 from .failures import AttemptFailure, with_failure
 from .leases import ID, KEY, Claimed, Lost, Row, Settlement
 from .messages import row_of
@@ -59,7 +59,7 @@ class AckClaimed(Ack):
         return [held.all() for held in self._claimed.leases]
 
     def __call__(self, tx: Tx) -> list[Lost]:
-        if tx.config.history == "off" and ack_claimed(tx, self._claimed):
+        if ack_claimed(tx, self._claimed):
             return []
         refused = ack(tx, self._batches)
         return refused if any(refused) else []
@@ -190,6 +190,8 @@ def ack_claimed(tx: Tx, claimed: Claimed) -> bool:
     if groups is None:
         return False
     before = sending.listed(tx.lanes.memory)
+    if groups and (grant := groups[0][0].grant) is not None:
+        ending.keep(tx, [i for _, ids in groups for i in ids], history.ACKED, grant.at)
     tx.lanes.append(kinds.ACK, groups, token=claimed.token)
     tx.wake = tx.wake or sending.listed(tx.lanes.memory) != before
     return True
@@ -225,9 +227,11 @@ def _ack_each(tx: Tx, batch: Settlement) -> Lost:
 def _write_acks(tx: Tx, together: dict[int, list[tuple[Settlement, LiveLane, list[int]]]]) -> None:
     store = tx.lanes
     for token, some in together.items():
-        if tx.config.history != "off":
-            for batch, lane, ids in some:
-                ending.keep(tx, ids, batch.end, None if lane.grant is None else lane.grant.at)
+        ended: dict[tuple[history.End, int | None], list[int]] = {}
+        for batch, lane, ids in some:
+            ended.setdefault((batch.end, None if lane.grant is None else lane.grant.at), []).extend(ids)
+        for (end, leased_at), ids in ended.items():
+            ending.keep(tx, ids, end, leased_at)
         if tx.config.output_seconds:
             ending.keep_outputs(tx, ((lane, ids, said) for batch, lane, ids in some if (said := batch.end.output) is not None))
         starting = [(lane, ids, batch.start) for batch, lane, ids in some if batch.start is not None]
@@ -600,10 +604,10 @@ def _growth(tx: Tx, store: ShardLanes, lane: LiveLane, most: int) -> list[int]:
 # ---- single statements
 
 
-def ack_one_alone(store: ShardLanes, now: int, given: tuple[bytes, int, int]) -> bool | None:
+def ack_one_alone(store: ShardLanes, now: int, given: tuple[bytes, int, int, QueueConfig]) -> bool | None:
     """Ack one message, of which key, token and seq are given, with a single statement. Return as `ack_alone`."""
     memory = store.memory
-    key, token, seq = given
+    key, token, seq, config = given
     lane = memory.lanes.get(key)
     if lane is None or (grant := lane.grant) is None or grant.token != token:
         return None
@@ -614,7 +618,8 @@ def ack_one_alone(store: ShardLanes, now: int, given: tuple[bytes, int, int]) ->
         memory.seen + 1, kinds.ACK, now if now > memory.at else memory.at, memory.top, token, 0, None,
         ids[0].to_bytes(8, "little", signed=True),
     )  # fmt: skip
-    if not store.append_alone(entry, [(lane, ids)]):
+    groups = [(lane, ids)]
+    if not store.append_alone(entry, groups, record=_record(config, entry[2], groups, history.ACKED)):
         return None
     store.wake |= lane.listed != 0
     return True
@@ -661,23 +666,33 @@ def start_alone(store: ShardLanes, now: int, batch: Settlement) -> bool | None:
     return store.append_alone(entry, [(lane, ids)]) or None
 
 
-def ack_claimed_alone(store: ShardLanes, now: int, claimed: Claimed) -> bool | None:
+def ack_claimed_alone(store: ShardLanes, now: int, given: tuple[Claimed, QueueConfig]) -> bool | None:
     """Ack everything that a claim leased with a single statement. Return as `ack_alone`."""
+    claimed, config = given
     groups = _all_claimed(store, claimed)
     if not groups or sum([len(ids) for _, ids in groups]) != claimed.messages:
         return None
     memory = store.memory
     before = sending.listed(memory)
     entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, claimed.token, 0, None, kinds.encode_groups(groups))
-    if not store.append_alone(entry, groups):
+    if not store.append_alone(entry, groups, record=_record(config, entry[2], groups, history.ACKED)):
         return None
     store.wake |= sending.listed(memory) != before
     return True
 
 
-def ack_alone(store: ShardLanes, now: int, batches: Sequence[Settlement]) -> bool | None:
+def _record(config: QueueConfig, now: int, groups: Sequence[Group], end: history.End) -> tuple[Any, ...] | None:
+    """Return what `ending.record` does of messages of one claim, which are leased."""
+    grant = groups[0][0].grant
+    if config.history == "off" or grant is None:
+        return None
+    return ending.record(config, now, [i for _, ids in groups for i in ids], end, grant.at)
+
+
+def ack_alone(store: ShardLanes, now: int, given: tuple[Sequence[Settlement], QueueConfig]) -> bool | None:
     """Ack messages with a single statement. None: that is not possible now, and nothing was written."""
-    if not batches:
+    batches, config = given
+    if not batches or (config.history != "off" and any(batch.end is not batches[0].end for batch in batches)):
         return None
     memory, token = store.memory, batches[0].token
     lanes = memory.lanes
@@ -704,7 +719,7 @@ def ack_alone(store: ShardLanes, now: int, batches: Sequence[Settlement]) -> boo
     data, holder = kinds.encode_groups(groups), kinds.NEXT if starts else None
     before = sending.listed(memory)
     entry = (memory.seen + 1, kinds.ACK, max(now, memory.at), memory.top, token, 0, holder, data)
-    if not store.append_alone(entry, groups):
+    if not store.append_alone(entry, groups, record=_record(config, entry[2], groups, batches[0].end)):
         return None
     store.wake |= sending.listed(memory) != before
     return True

@@ -380,22 +380,22 @@ class Shard:
     def ack_one(self, held: Held, seq: int) -> Lost:
         """Ack a message of a lease. Return its refusal."""
         settings = self._host.settings
-        if settings[0].history == "off" and self._direct(settings, settling.ack_one_alone, (held.key, held.token, seq)):
+        if self._direct(settings, settling.ack_one_alone, (held.key, held.token, seq, settings[0])):
             return {}
         return self.drain(Ack([held.some((seq,))]))[0]
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost]:
         """Ack messages. Return the refused seqs of each settlement."""
         settings = self._host.settings
-        kept = settings[0].keeps_ends and (settings[0].history != "off" or any(b.end.output is not None for b in batches))
-        if not kept and self._direct(settings, settling.ack_alone, batches):
+        kept = settings[0].output_seconds > 0 and any(b.end.output is not None for b in batches)
+        if not kept and self._direct(settings, settling.ack_alone, (batches, settings[0])):
             return [{} for _ in batches]
         return self.drain(Ack(batches))
 
     def ack_claimed(self, claimed: Claimed) -> list[Lost]:
         """Ack everything that a claim leased. Return the refused seqs of each lease; empty if there are none."""
         settings = self._host.settings
-        if settings[0].history == "off" and self._direct(settings, settling.ack_claimed_alone, claimed):
+        if self._direct(settings, settling.ack_claimed_alone, (claimed, settings[0])):
             return []
         return self.drain(AckClaimed(claimed))
 

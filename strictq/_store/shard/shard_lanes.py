@@ -512,16 +512,23 @@ class ShardLanes:
         """Wake receivers, because a tenant may lease one more key."""
         self.memory.slot_freed, self.wake = False, True
 
-    def append_alone(self, entry: Entry, groups: Sequence[Group], trouble: tuple[Any, ...] | None = None) -> bool:
+    def append_alone(
+        self,
+        entry: Entry,
+        groups: Sequence[Group],
+        trouble: tuple[Any, ...] | None = None,
+        record: tuple[Any, ...] | None = None,
+    ) -> bool:
         """Commit an entry in a single statement, and apply it. Return False if another process wrote meanwhile.
 
         Args:
             trouble: a row of that table to write with it.
+            record: what the records of the messages that it ends have.
         """
         memory = self.memory
         memory.unsure = True
         try:
-            if not self.log.append_alone(entry, trouble):
+            if not self.log.append_alone(entry, trouble, record):
                 self.is_current = memory.unsure = False
                 return False
         except apsw.BusyError:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LOG, repeated
+from ..._sql import LOG, PAIRS, repeated
 from ..._values.errors import StoreCorrupt
 from ..lane.entries import Entry
 from ..lane.memory import M_ID, MessageRow
@@ -53,14 +53,17 @@ class LogRows:
     def append(self, entry: Entry) -> None:
         self._run(LOG.append, entry)
 
-    def append_alone(self, entry: Entry, trouble: tuple[Any, ...] | None = None) -> bool:
+    def append_alone(self, entry: Entry, trouble: tuple[Any, ...] | None = None, record: tuple[Any, ...] | None = None) -> bool:
         """Commit an entry in a single statement. Return False if another process wrote meanwhile: then nothing was changed.
 
         Args:
             trouble: a row of that table to write with it.
+            record: what the records of the messages that it ends have, as `ending.record` returns it.
         """
         if trouble is not None:
             return self._write_pair(LOG.append_troubled_alone, (*entry, *trouble))
+        if record is not None:
+            return self._write_pair(LOG.append_recorded_alone, (*entry, *record))
         self._run(LOG.append_alone, entry)
         return bool(self._changes())
 
@@ -87,7 +90,7 @@ class LogRows:
     def _write_pair(self, statement: str, values: tuple[Any, ...]) -> bool:
         """Write rows of two tables in a single statement. Return whether it wrote anything."""
         if not self._has_pairs:
-            self._run(LOG.pairs)
+            self._run(PAIRS)
             self._has_pairs = True
         before = self._total_changes()
         self._run(statement, values)
