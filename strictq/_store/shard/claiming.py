@@ -260,7 +260,7 @@ class Claiming:
         return groups
 
     def _must_take_turns(self, rules: TenantRules, groups: list[Group], bounded: bool) -> bool:
-        """Return whether a plan by arrival leaves ready messages while several tenants have some, or takes more than is permitted."""
+        """Return whether a plan by arrival leaves ready messages of several tenants, or takes more than is permitted."""
         contended = not bounded and self._memory.sole_tenant is None and self._first_listed() < NEVER
         return contended or not self._permit_all(rules, groups)
 
