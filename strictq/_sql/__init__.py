@@ -142,8 +142,6 @@ TURNS: Final = Statements("turns")
 TENANT_DEPTHS: Final = Statements("tenant_depths")
 RANGES: Final = Statements("ranges")
 
-PAIRS: Final = with_steps(LOG.pairs, keep_ended=TABLES.keep_ended, forget=HISTORY.forget)
-"""The views by which one statement writes two tables."""
 _FEATURES: Final = (SHARD.common, APPLIED.schema, RECORDED_BATCHES.schema)
 """Tables that a shard has in every format. Independent features define their tables in their own files."""
 SHARD_SCHEMA: Final = "\n".join((SHARD.meta, SHARD.schema, *_FEATURES, SHARD.lease_index))

@@ -18,7 +18,6 @@ from strictq._sql import (
     LOOKS,
     OPERATE,
     OUTBOX,
-    PAIRS,
     RECORDED_BATCHES,
     SCAN,
     SHARD,
@@ -28,6 +27,7 @@ from strictq._sql import (
     repeat,
 )
 from strictq._store.shard.shard_lanes import Tx
+from strictq._store.tables.log_rows import PAIRS
 from tests.support.internals import shard_of, writer_of
 from tests.support.queues import Opener, shard_file
 

@@ -442,7 +442,8 @@ def test_a_lane_that_is_retried_does_not_keep_others_waiting(opened: Opened) -> 
 
 def test_no_statement_reads_more_than_its_slice(opened: Opened) -> None:
     """The upper bound of a deleted range is found by the index, not by a scan: see the comment of `delete_range`."""
-    from strictq._sql import LOG, PAIRS, TABLES
+    from strictq._sql import LOG, TABLES
+    from strictq._store.tables.log_rows import PAIRS
 
     opened.db.execute(PAIRS)
     for statements in (LOG, TABLES):

@@ -9,12 +9,14 @@ from typing import Any, Final
 
 import apsw
 
-from ..._sql import LOG, PAIRS, repeated
+from ..._sql import HISTORY, LOG, TABLES, repeated, with_steps
 from ..._values.errors import StoreCorrupt
 from ..lane.entries import Entry
 from ..lane.memory import M_ID, MessageRow
 
 _INSERT: Final = repeated(LOG.insert, 128, 16, 4, 1)
+PAIRS: Final = with_steps(LOG.pairs, keep_ended=TABLES.keep_ended, forget=HISTORY.forget)
+"""The views by which one statement writes two tables."""
 _KEYS: Final = repeated(LOG.keys, 256, 32, 4, 1)
 _TIMES: Final = repeated(LOG.times, 256, 32, 4, 1)
 _WHOLE: Final = repeated(LOG.whole, 256, 32, 4, 1)
