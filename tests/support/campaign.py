@@ -9,13 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from multiprocessing import get_context
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
-from unittest.mock import patch
 
 import attrs
 
@@ -23,6 +20,7 @@ import strictq
 from strictq import QueueConfig
 from tests.support import history, running, stress_worker
 from tests.support.checker import Policy, check
+from tests.support.forked import forked
 from tests.support.history import Event, Invoke, Recorder, Return
 from tests.support.recorded import SCHEMA, SECOND, Recorded
 from tests.support.running import ROOT, until
@@ -36,29 +34,6 @@ def spawn(module: str, *arguments: object, **options: Any) -> subprocess.Popen[b
     """Start a module of tests/support in its own process."""
     command = [sys.executable, "-m", f"tests.support.{module}", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, **options)
-
-
-def forked(log: Path, work: Callable[..., object], *arguments: object, **options: object) -> ForkServerProcess:
-    """Start a function in its own process, which a warm process forks: to start an interpreter takes longer than all else.
-
-    The warm process has imported the function's module. It has no threads, and has opened nothing.
-
-    Args:
-        log: the file that its output goes to.
-    """
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, work.__module__])
-    process = context.Process(target=_logged, args=(log, work, arguments, options))
-    with patch.dict(sys.modules, __main__=ModuleType("__main__")):  # else it would execute this program's module again
-        process.start()
-    return process
-
-
-def _logged(log: Path, work: Callable[..., object], arguments: Iterable[object], options: dict[str, object]) -> None:
-    with log.open("wb") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    work(*arguments, **options)
 
 
 @attrs.define(eq=False)

@@ -9,6 +9,7 @@ import os
 import random
 import threading
 import time
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def work(path: Path, history: Path, seed: int, kind: str) -> None:
     Args:
         kind: "plain", "async", "process" (handlers in processes of their own), "batch" or "async batch".
     """
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # else it may have no processes for handlers
     # Read by the handlers, in this process and in its children.
     os.environ |= {"STRESS_SEED": str(seed), "STRESS_DEATH": "0.01" if kind == "process" else "0.002"}
     recorder = Recorder(history / f"{os.getpid()}-{time.time_ns()}.jsonl")
