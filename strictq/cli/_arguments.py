@@ -78,7 +78,9 @@ class LocalPath(click.Path):
         """Convert as click does, and refuse a URL, whose queue would be looked for in this directory."""
         if is_url(value):
             # The URL is not in the message, because it may contain a password.
-            self.fail("a path is needed, not a URL. URLs of queues: for send, stats, work, run and forward --to.", param, ctx)
+            why = "a path is needed, not a URL: this command uses files of this machine."
+            why += " URLs are for send, stats, work, run and forward --to."
+            self.fail(why, param, ctx)
         return super().convert(value, param, ctx)
 
 

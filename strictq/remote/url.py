@@ -69,16 +69,17 @@ def parse(url: Any) -> QueueUrl:
     if parts.query or parts.fragment or not host or not url.isascii() or not url.isprintable():
         raise _wrong(url, "it has a host and a path only")
     place = parts.netloc.lower()
+    is_own = parts.scheme in ("sqs+http", "sqs+https")
+    amazon = _AMAZON.fullmatch(host)
+    if not is_own and (parts.scheme != "https" or amazon is None or port not in (None, 443)):
+        raise _wrong(url, "it is neither Amazon's nor that of another endpoint")
     folders = parts.path.removeprefix("/").split("/")
     if len(folders) != 2 or not _NAME.fullmatch(folders[1]):
         raise _wrong(url, "its path does not end with the name of a queue")
-    if parts.scheme in ("sqs+http", "sqs+https"):
+    if amazon is None or is_own:
         if folders[0] != "queue" and not _ACCOUNT.fullmatch(folders[0]):
             raise _wrong(url, "its path is /queue/NAME")
         return QueueUrl(url, f"{parts.scheme.removeprefix('sqs+')}://{place}", folders[1])
-    amazon = _AMAZON.fullmatch(host)
-    if parts.scheme != "https" or amazon is None or port not in (None, 443):
-        raise _wrong(url, "it is neither Amazon's nor that of another endpoint")
     if not _ACCOUNT.fullmatch(folders[0]):
         raise _wrong(url, "its path is /ACCOUNT/NAME")
     return QueueUrl(url, f"https://{host}", folders[1], amazon["region"], f"https://{host}/{folders[0]}/{folders[1]}")

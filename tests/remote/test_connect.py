@@ -138,6 +138,14 @@ def test_other_urls_are_refused(text: str, code: str) -> None:
     assert caught.value.hint_code == code
 
 
+@pytest.mark.parametrize(
+    "text", ["amqp://localhost/queue", "http://queues:9324/queue/q", "redis://localhost", "https://example.org/q"]
+)
+def test_what_is_no_endpoint_is_said_before_anything_else(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="neither Amazon's nor that of another endpoint"):
+        strictq.connect(text, client=Client())
+
+
 @pytest.mark.parametrize("text", ["sqs+https://me:secret@example.org/queue/q", "https://AKIA:secret@sqs.eu-central-1.amazonaws.com/1/q",
                                   "sqs+https://secret@example.org/queue/q"])  # fmt: skip
 def test_a_password_in_a_url_is_refused_and_not_shown(text: str) -> None:

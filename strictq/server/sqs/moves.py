@@ -151,7 +151,10 @@ class Moves:
             await self._end(entry, task, FAILED, type(e).__name__)
 
     async def _move(self, source: OpenedQueue, task: dict[str, Any], taken: list[Taken]) -> None:
-        """Send messages, then delete them here. A crash in between repeats the send, which is a duplicate then."""
+        """Send messages, then delete them here. A crash in between repeats the send, which is a duplicate then.
+
+        A message that dies again while the task runs has another seq here, or another key: it is no duplicate.
+        """
         done = 0
         try:
             for each in taken:
@@ -174,7 +177,7 @@ class Moves:
         if m.body is None:  # it was too large to be kept
             m.body = each.answer["Body"].encode()
         info = {name: value for name, value in m.info.items() if name not in (received.RECEIVES, received.SOURCE)}
-        message = source.served.moved(m, info, received.id_from("move", handle, m.message_id))
+        message = source.served.moved(m, info, received.id_from("move", handle, m.message_id, m.hold.key, m.seq))
         if not self._queues.bury(source.entry, target, message):
             raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -207,6 +208,29 @@ def test_a_move_is_cancelled(c: Caller) -> None:
     assert "TaskHandle" not in task
     with pytest.raises(SqsRefused):
         c.call("CancelMessageMoveTask", TaskHandle=handle)
+
+
+@pytest.mark.parametrize("fifo", [True, False])
+def test_a_message_that_dies_again_while_the_same_task_runs_is_no_duplicate(c: Caller, fifo: bool) -> None:
+    url, dead = with_dead(c, fifo)
+    for body in "ab":
+        c.send(url, body, body)
+    fail(c, url, 2)
+    handle = c.call("StartMessageMoveTask", SourceArn=arn(c, dead), MaxNumberOfMessagesPerSecond=10)["TaskHandle"]
+    source = arn(c, dead)
+
+    async def die_again() -> None:
+        while True:
+            (task,) = (await c.acall("ListMessageMoveTasks", SourceArn=source))["Results"]
+            if task["Status"] != "RUNNING" or task["ApproximateNumberOfMessagesMoved"] > 4:
+                return
+            await c.acall("ReceiveMessage", QueueUrl=url, VisibilityTimeout=0)
+            await asyncio.sleep(0.005)
+
+    c.run(die_again())
+    with suppress(SqsRefused):  # it may have ended, in a moment in which nothing was dead
+        c.call("CancelMessageMoveTask", TaskHandle=handle)
+    assert sorted(bodies([*c.receive(url), *c.receive(dead)])) == ["a", "b"]
 
 
 def test_a_move_goes_on_after_a_crash(disk: Caller) -> None:
