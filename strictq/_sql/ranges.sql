@@ -36,8 +36,12 @@ SELECT n, c1 FROM parcel WHERE number = ? AND kind = ? ORDER BY n LIMIT 2;
 SELECT coalesce(sum(high_water), 0) FROM inlet WHERE origin GLOB ?;
 
 -- name: keys_after
--- moving.leave: some lanes, by key. Takes the last key that was read, and how many. Index: primary key.
-SELECT key, tail - first + 1, deadline FROM lane WHERE key > ?1 ORDER BY key LIMIT ?2;
+-- moving.ahead: some lanes, by key. Takes the last key that was read, and how many (-1: all). Index: primary key.
+SELECT key, tail - first + 1, ids FROM lane WHERE key > ?1 ORDER BY key LIMIT ?2;
+
+-- name: parked
+-- moving.leave: the lanes of parked messages of a lane. Takes two keys between which they are. Index: primary key.
+SELECT key FROM lane WHERE key > ? AND key < ?;
 
 -- name: deep
 -- moving.long_key: lanes with more than so many unresolved positions. Scans the table.

@@ -108,6 +108,10 @@ ON CONFLICT DO UPDATE SET lsn = ?2, tail = ?3, first = ?4, position = ?5, due = 
     held = ?10, started = ?11, holder = ?12, held_at = ?13, active_at = max(active_at, ?14), opts = ?15, done = ifnull(?16, done),
     ids_from = ?17, ids = ?18;
 
+-- name: insert
+-- moving.arrive: the row of a lane that the shard does not have. Takes every column.
+INSERT INTO lane VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- name: write_empty
 -- lane_rows: rows of lanes without messages and without a lease, many a statement. Takes key, lsn, tail, first, active_at, done of each.
 INSERT INTO lane (key, lsn, tail, first, active_at, done) VALUES {{ (?, ?, ?, ?, ?, ?) }}

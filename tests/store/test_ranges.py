@@ -450,6 +450,53 @@ def test_another_process_finishes_what_a_mover_left(disk: Opener, clock: FakeClo
     assert run_python(code, q.path).strip() == "None 0"
 
 
+@contextmanager
+def after_each_look_ahead(work: Callable[[steps.Ahead], object]) -> Iterator[None]:
+    """Run `work` between the search for the next lanes of a move and the step in which they leave."""
+    real = Shard.look
+
+    def look(shard: Shard, *args: Any) -> Any:
+        found = real(shard, *args)
+        if isinstance(found, steps.Ahead):
+            work(found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shard, "look", look)
+        yield
+
+
+def test_a_message_is_parked_while_its_lane_is_about_to_leave(q: Queue, clock: FakeClock) -> None:
+    q.send_many([Message(b"%d" % n, key=None) for n in range(40)])
+    held = q.receive(40, per_key=1)
+
+    def park(_: steps.Ahead) -> None:
+        while held:
+            held.pop().defer(20.0)
+
+    with after_each_look_ahead(park):
+        q.split(0)
+        q.merge(0, into=1)
+    assert q.topology().shards[0].lanes == 0
+    assert q.check() == []
+    clock.advance(30.0)
+    assert sorted(d.body for d in q.receive(40, per_key=40)) == sorted(b"%d" % n for n in range(40))
+
+
+def test_what_is_read_before_lanes_leave_is_bounded(q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        q.send_many([Message(bytes(2_000), key=f"key-{n}") for _ in range(12 if n == 7 else 2)])
+    monkeypatch.setattr(steps, "BYTES_MAX", 10_000)
+    most: list[tuple[int, int]] = []
+    with after_each_look_ahead(
+        lambda found: most.append((len(found.keys), sum(len(row[-1]) for row in found.messages.values())))
+    ):
+        assert q.move(0, HI, to=None).lanes == 30
+    assert all(size <= 10_000 or lanes == 1 for lanes, size in most)
+    assert sum(lanes for lanes, _ in most) == 30, "no lane is looked for twice"
+    assert q.check() == []
+
+
 # ---- cancel, and what stops a move
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -228,9 +228,13 @@ def unowned(shards: Sequence[Ranges]) -> list[Span]:
     return found if expected > _LAST else [*found, (expected, _LAST)]
 
 
-@lru_cache(maxsize=8_192)  # a step of a move looks for its lanes before it has the lock, and again with the lock
 def hash_of(key: bytes) -> int:
     """Return the hash that chooses the shard of a lane. A parked keyless message stays with the lane that it was sent to."""
+    return _hash_key()(shared_key(key))
+
+
+@cache
+def _hash_key() -> Callable[[bytes], int]:
     from ..._values.hashing import hash_key  # imported late: it loads OpenSSL, which a queue of one shard does not need
 
-    return hash_key(shared_key(key))
+    return hash_key

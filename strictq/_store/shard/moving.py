@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -19,7 +19,7 @@ import attrs
 from ..._sql import OUTBOX, RANGES, TABLES, TURNS, any_of, repeated
 from ..._values import hints
 from ..._values.errors import MoveBlocked, StoreCorrupt
-from ..._values.keys import is_keyless, shared_key
+from ..._values.keys import ASIDE, is_keyless, shared_key
 from ..._values.tenants import tenant_of
 from ..lane.entries import ID_BYTES, NEVER, TOKEN_BITS, pack, unpack
 from ..lane.live_lane import LaneAtRest
@@ -33,10 +33,9 @@ from ..tables.log_rows import LogRows, in_parts
 from . import expiring
 from .shard_lanes import ShardLanes, Tx
 
+NO_MESSAGES: Final[Mapping[int, MessageRow]] = {}
 LANES_MAX: Final = 256
 MESSAGES_MAX: Final = 2_500
-AHEAD_MIN: Final = 1_000
-"""Fewer messages are read while their lanes wait: that is shorter than to look for them before."""
 BYTES_MAX: Final = 4 * 1024 * 1024
 """What leaves in one step, so that no lane waits for long. A lane that is larger leaves alone."""
 _DEAD: Final = repeated(RANGES.dead, 256, 32, 4, 1)
@@ -47,19 +46,33 @@ SCAN: Final = 4_096
 """How many rows are read at once to find the next lanes of the range."""
 
 
+class Ahead(NamedTuple):
+    """The next lanes of a range, which were looked for before they leave.
+
+    Attributes:
+        keys: of these lanes, in order. Lanes of parked messages have the key of the lane that these were sent to.
+        after: the key up to which there are no others. None: there are none behind them.
+        messages: those that will probably leave with them, by arrival number. `sizes`: their bytes; 0 is the size of number 0.
+    """
+
+    keys: list[bytes]
+    after: bytes | None
+    messages: dict[int, MessageRow]
+    sizes: dict[int, int]
+
+
 class Left(NamedTuple):
     """What one step took out of a shard.
 
     Attributes:
-        lanes, messages: how many. A dead letter is a message.
         after: the key up to which every lane of the range has left. None: all have.
         waits: lanes of recorded batches, which cannot leave before these are acked or released.
+        parcel: in which it is. None: nothing has left.
     """
 
-    lanes: int
-    messages: int
     after: bytes | None
     waits: int
+    parcel: Parcel | None
 
 
 def of_shard(store: ShardLanes, first: tuple[int, int]) -> Ranges:
@@ -180,45 +193,42 @@ def departed(db: apsw.Connection) -> int:
 # ---- leaving
 
 
-def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk: int) -> tuple[bytes, dict[int, MessageRow]]:
-    """Look for the next lanes of a range, in a read transaction. No lane of the range is created meanwhile.
+def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk: int) -> Ahead:
+    """Look for the next lanes of a range, and read their messages, in a read transaction: so neither is done while a lane waits.
 
-    Returns:
-        The key before the first of them, or the last key of all. And the messages that will probably leave with it: they need not
-        be read while its lane waits.
+    No lane of the range is created until they leave, except one of parked messages.
+
+    Args:
+        after: every lane of the range with a key up to this one has left.
     """
-    run: Any = db.execute
-    start, keys, messages = after, list[bytes](), 0
-    while (
-        messages < MESSAGES_MAX and len(keys) < LANES_MAX and (rows := run(RANGES.keys_after, (after, 2 * LANES_MAX)).fetchall())
-    ):
-        for key, deep, _ in rows:
-            after = key
-            if not passage.has(hash_of(key)):
-                start = start if keys else key
-                continue
-            if messages >= MESSAGES_MAX or len(keys) >= LANES_MAX or (keys and messages + deep > MESSAGES_MAX):
-                break
-            keys.append(key)
-            messages += deep
-        else:
-            continue
-        break
-    if messages < AHEAD_MIN:
-        return start, {}
-    lanes = LaneRows(db, shard, chunk)
-    arrivals = {i for row in lanes.load(keys) for i in parcels.unresolved(_whole(lanes, row))}
-    return start, LogRows(db, shard).whole(arrivals)
+    keys, ids, messages = list[bytes](), list[list[int]](), 0
+    end: bytes | None = None
+    lanes, log = LaneRows(db, shard, chunk), LogRows(db, shard)
+    for key, deep, packed in db.execute(RANGES.keys_after, (after, -1)):
+        base = shared_key(key)
+        if passage.has(hash_of(base)):
+            if not keys or base != keys[-1]:
+                if keys and (len(keys) >= LANES_MAX or messages + deep > MESSAGES_MAX):
+                    end = after
+                    break
+                keys.append(base)
+                ids.append([])
+                messages += deep
+            has_all = packed is None or len(packed) == ID_BYTES * deep
+            ids[-1] += unpack((packed if has_all else _whole(lanes, lanes.row(key)).ids) or b"")
+        after = key
+    sizes = {0: 0}
+    fitting = _fitting(log, keys, ids, sizes)
+    if fitting < len(keys):
+        end = keys[fitting - 1]
+    return Ahead(keys[:fitting], end, log.whole({i for some in ids[:fitting] for i in some}), sizes)
 
 
-def leave(tx: Tx, passage: Passage, after: bytes) -> Left | None:
+def leave(tx: Tx, passage: Passage, found: Ahead) -> Left | None:
     """Put the next lanes of a range into a parcel. None: nothing may leave, because the move has been cancelled, or because sends
     of the shard to others have not arrived.
 
     Otherwise a later transaction on a key, in its new shard, could overtake what an earlier one has sent.
-
-    Args:
-        after: every lane of the range with a key up to this one has left.
     """
     store = tx.lanes
     memory = store.memory
@@ -226,23 +236,32 @@ def leave(tx: Tx, passage: Passage, after: bytes) -> Left | None:
         return None
     tables = app_tables(tx.db, store.shard)
     store.rest()
-    keys, last, waits = _next(tx, passage, after)
-    lanes = [_whole(store.rows, row) for row in store.rows.load(keys)]
-    if len(lanes) > 1:
-        kept = _fitting(store, lanes)
-        if len(kept) < len(lanes):
-            lanes, last = kept, kept[-1].key
+    there = store.rows.load(_with_parked(tx, found.keys))
+    free = [_whole(store.rows, row) for row in there if row.deadline != NEVER]
+    ids = [unpack(row.ids or b"") for row in free]
+    lanes = free[: _fitting(store.log, [row.key for row in free], ids, found.sizes)]
     rows = _rows_of(tx, tables, [row.key for row in lanes])
-    if len(rows) < len(lanes):
-        lanes, last = lanes[: len(rows)], lanes[len(rows) - 1].key
+    lanes = lanes[: len(rows)]
+    after = found.after if len(lanes) == len(free) else lanes[-1].key
+    waits = sum(row.deadline == NEVER and (after is None or row.key <= after) for row in there)
     memory.totals.lanes -= sum(row.tail > 0 for row in lanes)
-    return Left(len(lanes), _send_off(tx, passage, lanes, rows), last, waits)
+    return Left(after, waits, _send_off(tx, passage, lanes, rows, found.messages))
 
 
-def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKeys) -> int:
-    """Put lanes, and the program's rows of their keys, into a parcel. Return how many messages left."""
+def _with_parked(tx: Tx, keys: Sequence[bytes]) -> Iterator[bytes]:
+    """Return keys of lanes, and those of the messages of these lanes that were parked: they leave together."""
+    for key in keys:
+        yield key
+        if is_keyless(key):
+            yield from (parked for (parked,) in tx.run(RANGES.parked, (key + ASIDE, key + ASIDE + b"\xff")).fetchall())
+
+
+def _send_off(
+    tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKeys, known: Mapping[int, MessageRow] = NO_MESSAGES
+) -> Parcel | None:
+    """Put lanes, and the program's rows of their keys, into a parcel. None: there are no lanes."""
     if not lanes:
-        return 0
+        return None
     store = tx.lanes
     memory = store.memory
     keys = [row.key for row in lanes]
@@ -257,7 +276,7 @@ def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKey
         for table, some_rows in rows[key].items():
             by_table.setdefault(table, []).extend(some_rows)
     sends = json.dumps(sends_arrived(tx.db, store.shard))
-    parcels.put(
+    number, put = parcels.put(
         tx.db,
         {
             parcels.FLOORS: [(memory.floor, memory.last_token, memory.mark.features, passage.move, sends)],
@@ -266,7 +285,7 @@ def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKey
             parcels.TROUBLE: _trouble(tx, arrivals),
             parcels.DEDUP: dedups,
             parcels.STATE: states,
-            parcels.APP: app_rows.packed(by_table, parcels.COLUMNS),
+            parcels.APP: list(app_rows.packed(by_table, parcels.COLUMNS)),
         },
         arrivals,
     )
@@ -288,53 +307,29 @@ def _send_off(tx: Tx, passage: Passage, lanes: list[LaneAtRest], rows: RowsOfKey
         for row, some in zip(lanes, of_lanes, strict=True):
             memory.counts.add(row.key, -len(some))
     store.change_rows()
-    return len(arrivals)
+    return Parcel(number, put, known)
 
 
-def _next(tx: Tx, passage: Passage, after: bytes) -> tuple[list[bytes], bytes | None, int]:
-    """Return the keys of the next lanes of a range, the last key that was passed (None: all were), and how many must wait."""
-    keys: list[bytes] = []
-    messages = waits = 0
-    last = after
-    for passed, (key, deep, endless) in enumerate(_rows(tx, after)):
-        # The lanes of parked messages leave with the lane that these were sent to.
-        if not (keys and _same(keys[-1], key)) and (passed >= SCAN or len(keys) >= LANES_MAX or messages >= MESSAGES_MAX):
-            return keys, last, waits
-        if passage.has(hash_of(key)):
-            if endless:
-                waits += 1
-            elif keys and not _same(keys[-1], key) and messages + deep > MESSAGES_MAX:
-                return keys, last, waits
-            else:
-                keys.append(key)
-                messages += deep
-        last = key
-    return keys, None, waits
+def _fitting(log: LogRows, keys: Sequence[bytes], ids: Sequence[list[int]], sizes: dict[int, int]) -> int:
+    """Return how many of these lanes leave in one step: one, with its parked messages, if it is too large for others to join it.
 
-
-def _fitting(store: ShardLanes, lanes: list[LaneAtRest]) -> list[LaneAtRest]:
-    """Return the first of these lanes whose bodies have BYTES_MAX together, or the first one alone, with its parked messages."""
-    ids = [[i for i in unpack(row.ids or b"") if i] for row in lanes]
-    sizes = iter(store.log.sizes([i for some in ids for i in some]))
-    total = 0
+    Args:
+        ids: the arrival numbers of each lane's messages.
+        sizes: of messages, if they are known. The others are added.
+    """
+    others = [i for some in ids for i in some if i not in sizes]
+    sizes.update(zip(others, log.sizes(others), strict=True))
+    count = total = 0
     for n, some in enumerate(ids):
-        total += sum(next(sizes) for _ in some)
-        if n and total > BYTES_MAX and not _same(lanes[n - 1].key, lanes[n].key):
-            return lanes[:n]
-    return lanes
+        count += len(some)
+        total += sum(map(sizes.__getitem__, some))
+        if n and (count > MESSAGES_MAX or total > BYTES_MAX) and not _same(keys[n - 1], keys[n]):
+            return n
+    return len(keys)
 
 
 def _same(before: bytes, key: bytes) -> bool:
     return is_keyless(key) and shared_key(before) == shared_key(key)  # other lanes have no parked messages
-
-
-def _rows(tx: Tx, after: bytes) -> Iterator[tuple[bytes, int, bool]]:
-    """Return the key of each lane, how many positions of it are unresolved, and whether a recorded batch has it."""
-    run: Any = tx.run
-    while rows := run(RANGES.keys_after, (after, 2 * LANES_MAX)).fetchall():
-        for key, deep, deadline in rows:
-            yield key, deep, deadline == NEVER
-        after = rows[-1][0]
 
 
 RowsOfKeys = dict[bytes, dict[KeyedTable, list[Any]]]
@@ -343,6 +338,8 @@ RowsOfKeys = dict[bytes, dict[KeyedTable, list[Any]]]
 
 def _rows_of(tx: Tx, tables: Sequence[KeyedTable], keys: Sequence[bytes]) -> RowsOfKeys:
     """Return the program's rows of these keys, or of the first ones if all would have too many."""
+    if not tables:
+        return {key: {} for key in keys}
     found: RowsOfKeys = {}
     count = total = 0
     for n, key in enumerate(keys):
@@ -455,36 +452,39 @@ def _trouble(tx: Tx, arrivals: Sequence[int]) -> list[Any]:
 
 
 class Parcel(NamedTuple):
-    """A parcel that was read, with its messages.
+    """A parcel that has left. It never changes.
 
     Attributes:
         number: among those of the shard that it left.
         rows: by kind.
+        messages: by arrival number. Some may have to be read, others may not be of it.
     """
 
     number: int
     rows: dict[int, list[Any]]
-    messages: list[MessageRow]
+    messages: Mapping[int, MessageRow]
 
 
-def read(db: apsw.Connection, shard: int, number: int, known: Mapping[int, MessageRow]) -> Parcel | None:
-    """Read a parcel of a shard, in a read transaction. None: it has arrived, and is being swept.
+def read(db: apsw.Connection, shard: int, number: int, left: Parcel | None) -> Parcel | None:
+    """Read a parcel of a shard with its messages, in a read transaction. None: it has arrived, and is being swept.
 
     Args:
-        known: messages that were read before; they never change.
+        left: a parcel that need not be read, if it is this one. Its messages are read that are missing.
     Raises:
         StoreCorrupt: some of its messages are missing.
     """
-    rows = parcels.rows(db, number)
-    if parcels.FLOORS not in rows:
-        return None
-    arrivals = parcels.listed(rows)
-    missing = [i for i in arrivals if i not in known]
-    found = {**known, **LogRows(db, shard).whole(missing)} if missing else known
-    messages = [found[i] for i in arrivals if i in found]
-    if len(messages) != len(arrivals):
-        raise StoreCorrupt(f"{len(arrivals) - len(messages)} messages of parcel {number} are missing", shard=shard)
-    return Parcel(number, rows, messages)
+    if left is None or left.number != number:
+        rows = parcels.rows(db, number)
+        if parcels.FLOORS not in rows:
+            return None
+        left = Parcel(number, rows, NO_MESSAGES)
+    missing = {i for i in parcels.listed(left.rows) if i not in left.messages}
+    if not missing:
+        return left
+    found = LogRows(db, shard).whole(missing)
+    if len(found) != len(missing):
+        raise StoreCorrupt(f"{len(missing) - len(found)} messages of parcel {number} are missing", shard=shard)
+    return left._replace(messages={**left.messages, **found})
 
 
 def arrivals(db: apsw.Connection) -> int:
@@ -555,19 +555,19 @@ def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> b
     memory.mark.features |= features & mark.DEDUP_IDS  # of the messages that arrive
     memory.floor = max(memory.floor, floor)
     memory.last_token = max(memory.last_token, last_token)
-    messages = sorted(parcel.messages)
-    new = {row[0]: n for n, row in enumerate(messages, memory.top + 1)}
-    store.log.insert([(new[row[0]], *row[1:]) for row in messages])
-    memory.top += len(messages)
+    new = {i: n for n, i in enumerate(parcels.listed(rows), memory.top + 1)}
+    store.log.insert([(n, *parcel.messages[i][1:]) for i, n in new.items()])
+    memory.top += len(new)
     lsn = memory.seen + 1
-    lanes = [_renumbered(LaneAtRest._make(row), new, lsn, store.shard, arriving.shard) for row in rows.get(parcels.LANE, ())]
-    if twice := store.rows.load([row.key for row in lanes]):
-        raise StoreCorrupt(f"lane {twice[0].key!r} arrives from another shard, and is here already", shard=store.shard)
+    lanes = [_renumbered(row, new, lsn, store.shard, arriving.shard) for row in rows.get(parcels.LANE, ())]
     turns: list[Any] = []
     separator = tx.config.tenant_separator if memory.mark.features & mark.TURNS else None
     ended = memory.mark.epoch << TOKEN_BITS
     late: list[bytes] = []
-    store.rows.put(lanes)
+    try:
+        store.rows.put(lanes, TABLES.insert)
+    except apsw.ConstraintError as e:
+        raise StoreCorrupt("a lane arrives from another shard, and is here already", shard=store.shard, cause=e) from e
     for row in lanes:
         if separator is not None and row.position is not None:
             turns.append((row.key, tenant_of(row.key, separator.encode()), row.position))
@@ -586,7 +586,7 @@ def arrive(tx: Tx, origin: str, parcel: Parcel, keeps_leases: bool = False) -> b
         except (apsw.ConstraintError, apsw.SQLError) as e:
             raise MoveBlocked(f"rows of the table {table} can't arrive in shard {store.shard}: {e}", hint=hints.CLEAR_ROWS) from e
     memory.totals.lanes += sum(row.tail > 0 for row in lanes)
-    memory.totals.pending += len(messages) - len(dead)
+    memory.totals.pending += len(new) - len(dead)
     memory.totals.dead += len(dead)
     if memory.counts is not None:
         for row in lanes:
@@ -616,10 +616,8 @@ def _renumbered(row: LaneAtRest, new: dict[int, int], lsn: int, here: int, origi
         here, origin: the numbers of the two shards.
     """
     opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
-    of_pairs: Callable[[Any], Any] = lambda pairs: [[seq, new[i]] for seq, i in pairs]  # noqa: E731
-    for name in ("front", "waiting"):
-        if name in opts:
-            opts[name] = of_pairs(opts[name])
+    for name in {"front", "waiting"} & opts.keys():
+        opts[name] = [[seq, new[i]] for seq, i in opts[name]]
     if "tried" in opts:
         opts["tried"] = [[new[i], *tried] for i, *tried in opts["tried"] if i in new]
     if "redriven" in opts:

@@ -119,7 +119,7 @@ class LaneRows:
         self._many(TABLES.drop_parts_before, passed)
         self.put(whole)
 
-    def put(self, rows: Sequence[Sequence[Any]]) -> None:
+    def put(self, rows: Sequence[Sequence[Any]], statement: str = TABLES.write) -> None:
         """Write rows that have all ids of their lanes, of which no parts are stored."""
         full = self._chunk * ID_BYTES
         whole: list[Sequence[Any]] = []
@@ -132,7 +132,7 @@ class LaneRows:
             sealed = (len(ids) - 1) // full * full
             parts += [(row[0], first + at // ID_BYTES, ids[at : at + full]) for at in range(0, sealed, full)]
             whole.append((*row[:_HEAD_COLUMNS], first + sealed // ID_BYTES, ids[sealed:]))
-        self._many(TABLES.write, whole)
+        self._many(statement, whole)
         self._many(TABLES.insert_part, parts)
 
     def _write_empty(self, values: list[Any]) -> None:

@@ -63,8 +63,8 @@ def set_ranges(db: apsw.Connection, found: Ranges) -> None:
     db.execute(SHARD.write_meta, (NAME, found.to_text()))
 
 
-def put(db: apsw.Connection, rows: dict[int, Iterable[Row]], arrivals: Sequence[int]) -> None:
-    """Write a parcel, with a number that no other parcel of the shard ever has.
+def put(db: apsw.Connection, rows: dict[int, list[Any]], arrivals: Sequence[int]) -> tuple[int, dict[int, list[Any]]]:
+    """Write a parcel, with a number that no other parcel of the shard ever has. Return the number, and its rows by kind.
 
     Args:
         rows: by kind.
@@ -73,9 +73,10 @@ def put(db: apsw.Connection, rows: dict[int, Iterable[Row]], arrivals: Sequence[
     number = newest(db) + 1
     db.execute(SHARD.write_meta, (NUMBER, number))
     many: Any = db.executemany
-    rest = [(pack(arrivals[at : at + SWEPT_MAX]),) for at in range(0, len(arrivals), SWEPT_MAX)]
-    for kind, some in {**rows, REST: rest}.items():
+    whole = {**rows, REST: [(pack(arrivals[at : at + SWEPT_MAX]),) for at in range(0, len(arrivals), SWEPT_MAX)]}
+    for kind, some in whole.items():
         many(RANGES.put, [(number, kind, n, *row, *[None] * (COLUMNS - len(row))) for n, row in enumerate(some)])
+    return number, whole
 
 
 def newest(db: apsw.Connection) -> int:
@@ -89,29 +90,29 @@ def numbers(db: apsw.Connection) -> list[int]:
     return [number for (number,) in db.execute(RANGES.numbers)]
 
 
-def rows(db: apsw.Connection, number: int) -> dict[int, list[Row]]:
+def rows(db: apsw.Connection, number: int) -> dict[int, list[Any]]:
     """Return the rows of a parcel, by kind. Empty: it was swept."""
     return by_kind(db.execute(RANGES.rows, (number,)).fetchall())
 
 
-def by_kind(rows: Iterable[Sequence[Any]]) -> dict[int, list[Row]]:
+def by_kind(rows: Iterable[Sequence[Any]]) -> dict[int, list[Any]]:
     """Return the columns of rows of the table, by kind."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, list[Any]] = {}
     for _, kind, _, *columns in rows:
-        found.setdefault(kind, []).append(tuple(columns))
+        found.setdefault(kind, []).append(LaneAtRest._make(columns) if kind == LANE else tuple(columns))
     return found
 
 
-def listed(found: Mapping[int, list[Row]]) -> list[int]:
+def listed(found: Mapping[int, list[Any]]) -> list[int]:
     """Return the arrival numbers of the messages of a parcel, dead letters included, in order."""
     if REST not in found:  # it has no messages, or an older version put it
         return arrivals(found)
     return [i for row in found[REST] for i in unpack(row[0])]
 
 
-def arrivals(found: Mapping[int, list[Row]]) -> list[int]:
+def arrivals(found: Mapping[int, list[Any]]) -> list[int]:
     """Return the same from all rows of a parcel, of which some may be lost."""
-    of_lanes = (unresolved(LaneAtRest._make(row)) for row in found.get(LANE, ()))
+    of_lanes = (unresolved(row) for row in found.get(LANE, ()))
     rest = (unpack(row[0]) for row in found.get(REST, ()))
     return sorted({row[1] for row in found.get(DEAD, ())}.union(*of_lanes, *rest))
 

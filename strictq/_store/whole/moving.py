@@ -30,9 +30,9 @@ from ..catalog import queue_db
 from ..commit.tx import bound
 from ..disk import layout
 from ..disk.topology import HASHES, SHARDS_MAX, ShardList
-from ..lane.memory import MessageRow
 from ..lane.ranges import Passage, Ranges, hash_of
 from ..shard import moving as steps
+from ..shard.moving import Parcel
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes, Tx
 from ..tables import parcels
@@ -45,13 +45,14 @@ OnProgress = Callable[[int, int], object]
 WAIT_SECONDS: Final = 60.0
 """How long a move waits for recorded batches that hold lanes of the range."""
 PAUSE_SECONDS: Final = 0.05
+SWEPT_TOGETHER: Final = 4
+"""So many parcels of a running move are swept after one sync."""
 LONG_LANE: Final = 400_000
 """A key with more messages, or rows of the program, moves only if the caller accepts that it waits for long."""
 LONG_RATE: Final = 100_000
 """How many of them move in a second."""
 IN_USE_SECONDS: Final = 1.0
 """How long consumers believe which shards own ranges."""
-NO_MESSAGES: Final[Mapping[int, MessageRow]] = {}
 
 
 class Movable(Protocol):
@@ -75,11 +76,11 @@ class Movable(Protocol):
     def forward(self, origins: Iterable[Shard] | None = None) -> None: ...
 
 
-def carry(origin: Shard, target: Shard, known: Mapping[int, MessageRow] = NO_MESSAGES, *, keeps_leases: bool = False) -> float:
+def carry(origin: Shard, target: Shard, left: Parcel | None = None, *, keeps_leases: bool = False) -> float:
     """Bring the parcels that have left a shard to the one that its range moves to. Any process may, any number of times.
 
     Args:
-        known: messages that were read before.
+        left: a parcel that the caller has let leave, and which need not be read.
         keeps_leases: of an earlier epoch, too: their holders may still be working.
     Returns:
         When the last one had arrived, by the monotonic clock.
@@ -87,7 +88,7 @@ def carry(origin: Shard, target: Shard, known: Mapping[int, MessageRow] = NO_MES
     arrived = time.monotonic()
     with origin.carrying:  # another thread that misses the same lane would only do the same work at the same time
         for number in _parcels(origin, target):
-            parcel = origin.look(bound(steps.read, origin.number, number, known))
+            parcel = origin.look(bound(steps.read, origin.number, number, left))
             if parcel is None:
                 continue  # another process has brought it
             origin.sync()
@@ -135,14 +136,18 @@ def turn_back(origin: Shard, target: Shard, passage: Passage) -> None:
     target.sync()
 
 
-def sweep(origin: Shard, target: Shard) -> None:
-    """Delete the parcels that have arrived, and their messages. No call waits for it, so the callers of `carry` leave it out."""
+def sweep(origin: Shard, target: Shard, least: int = 1) -> None:
+    """Delete the parcels that have arrived, and their messages. No call waits for it, so the callers of `carry` leave it out.
+
+    Args:
+        least: fewer are left for the next time.
+    """
     numbers = _parcels(origin, target, arrived=True)
-    if numbers:
+    if len(numbers) >= least:
         target.sync()  # until here, a power cut may take what has arrived: it is still in the other shard
-    for number in numbers:
-        while origin.drain(bound(steps.sweep, number)):
-            pass
+        for number in numbers:
+            while origin.drain(bound(steps.sweep, number)):
+                pass
 
 
 def _parcels(origin: Shard, target: Shard, *, arrived: bool = False) -> list[int]:
@@ -457,21 +462,20 @@ class Moving:
         waits = 0  # since the search began with the first lane
         while after is not None:
             # Most of a large shard may be outside the range. It is read without the write lock.
-            chunk = source.lanes.memory.limits.chunk
-            start, known = source.look(bound(steps.ahead, source.number, passage, after, chunk))
+            found = source.look(bound(steps.ahead, source.number, passage, after, source.lanes.memory.limits.chunk))
             began = time.monotonic()
-            left = source.drain(bound(steps.leave, passage, start))
+            left = source.drain(bound(steps.leave, passage, found))
             if left is None:
                 if self._cancelled(source, passage) is not None:
                     break
                 self._forward(source, until)
                 continue
-            done.longest = max(done.longest, carry(source, target, known) - began)
-            sweep(source, target)
-            if left.lanes:
+            done.longest = max(done.longest, carry(source, target, left.parcel) - began)
+            sweep(source, target, SWEPT_TOGETHER)
+            if left.parcel is not None:
                 until = self._until()
-            done.lanes += left.lanes
-            done.messages += left.messages
+                done.lanes += len(left.parcel.rows[parcels.LANE])
+                done.messages += len(parcels.listed(left.parcel.rows))
             if on_progress is not None:
                 on_progress(done.messages, done.messages + self._left(source, passage, done.messages))
             after = left.after
