@@ -104,3 +104,16 @@ def test_a_pause_that_ends_is_noticed_by_a_consumer_that_waits(tmp_path: Path) -
             assert line_of(waiting) == "waits"
             q.limit("a", paused=False)
             assert line_of(waiting) == "['a/1']"
+
+
+def test_a_slot_that_is_freed_wakes_a_consumer_of_another_process(tmp_path: Path) -> None:
+    """The consumer that frees it has met no limit, and takes keys by arrival."""
+    path = tmp_path / "q"
+    with strictq.open(path, config=QueueConfig(tenant_separator="/")) as q:
+        q.limit("a", concurrency=1)
+        q.send_many([Message(b"", key=f"a/{n}") for n in range(2)])
+        (d,) = q.receive(1, lease_seconds=600)
+        with running(WAITS, path) as waiting:
+            assert line_of(waiting) == "waits"
+            d.ack()
+            assert line_of(waiting) == "['a/1']"
