@@ -234,9 +234,11 @@ class Scene:
                 yield act.key, self.gone(acts), []
 
     def F2(self) -> Iterator[Change]:
+        lasting = {(sent.key, stored.seq) for _, _, sent, stored in self.sends() if sent.ttl is None}  # others may have expired
         for call, act in self.settled("ack"):
             after, acts = self.later(call, act.key), self.acts(act.key, act.token, act.seq)
-            if acts and after is not None and all(h.seq != act.seq for h in after.done.items):
+            skipped = after is not None and all(h.seq != act.seq for h in after.done.items)
+            if acts and skipped and (act.key, act.seq) in lasting:
                 yield act.key, self.gone(acts), []
 
     def F3(self) -> Iterator[Change]:
