@@ -806,6 +806,13 @@ MUTATIONS = [
         ("tests/unit/test_limits.py",),
     ),
     Mutation(
+        "a free slot wakes consumers of other processes",
+        "strictq/_store/lane/order.py",
+        "rules.of(tenant).concurrency is not None and self.may_have_ready\n",
+        "rules.of(tenant).concurrency is not None and False\n",
+        ("tests/multiprocess/test_limits.py",),
+    ),
+    Mutation(
         "tenants without messages wait for the present time once turns begin again",
         "strictq/_store/lane/turns.py",
         "            other.turn = None\n",

@@ -14,7 +14,7 @@ import pytest
 
 import strictq
 from strictq import Message, QueueConfig
-from tests.support.running import until
+from tests.support.running import PATIENCE_SECONDS, until
 
 HOLDER = """
 import os, sys, time, strictq
@@ -44,9 +44,16 @@ print(json.dumps([most, got]))
 """
 WAITS = """
 import sys, strictq
-with strictq.open(sys.argv[1]) as q:
+from strictq._store.whole import receive
+receive.LOOK_AGAIN_SECONDS = 3600  # it must be woken
+left = receive.Patience.left
+def waits(patience, soonest):
     print("waits", flush=True)
-    print([d.key for d in q.receive(1, wait=60)], flush=True)
+    receive.Patience.left = left
+    return left(patience, soonest)
+receive.Patience.left = waits
+with strictq.open(sys.argv[1]) as q:
+    print([d.key for d in q.receive(1, wait=3600)], flush=True)
 """
 
 
@@ -103,7 +110,7 @@ def test_a_pause_that_ends_is_noticed_by_a_consumer_that_waits(tmp_path: Path) -
         with running(WAITS, path) as waiting:
             assert line_of(waiting) == "waits"
             q.limit("a", paused=False)
-            assert line_of(waiting) == "['a/1']"
+            assert waiting.communicate(timeout=PATIENCE_SECONDS) == ("['a/1']\n", None)
 
 
 def test_a_slot_that_is_freed_wakes_a_consumer_of_another_process(tmp_path: Path) -> None:
@@ -116,4 +123,4 @@ def test_a_slot_that_is_freed_wakes_a_consumer_of_another_process(tmp_path: Path
         with running(WAITS, path) as waiting:
             assert line_of(waiting) == "waits"
             d.ack()
-            assert line_of(waiting) == "['a/1']"
+            assert waiting.communicate(timeout=PATIENCE_SECONDS) == ("['a/1']\n", None)
