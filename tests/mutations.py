@@ -580,7 +580,7 @@ MUTATIONS = [
     _store(
         "the new epoch after a boot",
         "whole/epoch.py",
-        "queue_db.raise_epoch(directory, boot, next_offset(directory, known, clock))",
+        "queue_db.raise_epoch(directory, clock.boot_id(), next_offset(directory, known, clock))",
         NOTHING,
         "tests/store/test_time.py",
     ),
@@ -1130,7 +1130,7 @@ MUTATIONS = [
     _store(
         "a look over all shards includes those that another process added",
         "whole/routing.py",
-        "                self.keep_up(shard.view(_config_version))",
+        "                self.keep_up(shard.view(config_version))",
         "                pass",
         RANGE_CONTENTS,
     ),
@@ -1552,9 +1552,9 @@ MUTATIONS = [
     ),
     _store(
         "a migration needs the queue alone",
-        "whole/upgrade.py",
-        "        if not presence.alone(ALONE_SECONDS):",
-        "        if False:",
+        "disk/locks.py",
+        "        if not presence.alone(ALONE_SECONDS if seconds is None else seconds):\n",
+        "        if False:\n",
         "tests/store/test_migrate.py",
     ),
     _store(
@@ -2290,7 +2290,7 @@ MUTATIONS = [
     _store(
         "adopt: an open queue is not adopted",
         "disk/locks.py",
-        "        if not presence.alone(ALONE_SECONDS):\n",
+        "        if not presence.alone(ALONE_SECONDS if seconds is None else seconds):\n",
         "        if False:\n",
         "tests/replication/test_adopting.py",
     ),

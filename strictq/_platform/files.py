@@ -145,6 +145,16 @@ def open_regular(path: Path | str, flags: int) -> int:
     return fd
 
 
+@contextmanager
+def opened(path: Path | str, flags: int) -> Iterator[int]:
+    """Do the same for the block, and yield the descriptor."""
+    fd = open_regular(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def require_regular(path: Path, found: os.stat_result, *, writing: bool, shard: int = -1) -> None:
     """Raise unless this is a regular file; for writing, also if it has hard links.
 
@@ -185,12 +195,9 @@ def create_empty(path: Path, size: int = 0) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Replace the content of a small file atomically. It is not synced: a power cut may undo it."""
     part = path.with_name(f"{path.name}.part")
-    fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
-    try:
+    with opened(part, os.O_CREAT | os.O_WRONLY) as fd:
         os.ftruncate(fd, 0)  # not with O_TRUNC: the file is checked for hard links after it is opened
         os.write(fd, data)
-    finally:
-        os.close(fd)
     os.replace(part, path)
 
 
@@ -200,14 +207,10 @@ def replace_durably(path: Path, data: bytes) -> None:
     A power cut leaves the old content or the new one; after the return, the new.
     """
     part = path.with_name(f"{path.name}.part")
-    fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
-    try:
-        with naming(path):
-            os.ftruncate(fd, 0)
-            write_all(fd, data)
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    with opened(part, os.O_CREAT | os.O_WRONLY) as fd, naming(path):
+        os.ftruncate(fd, 0)
+        write_all(fd, data)
+        os.fsync(fd)
     os.replace(part, path)
     sync_directory(path.parent)
 
@@ -215,15 +218,10 @@ def replace_durably(path: Path, data: bytes) -> None:
 def content(path: Path, most: int) -> bytes | None:
     """Return the first bytes of a small file; None: it does not exist, or can't be read."""
     try:
-        fd = open_regular(path, os.O_RDONLY)
+        with opened(path, os.O_RDONLY) as fd:
+            return os.read(fd, most)
     except (OSError, StoreError):
         return None
-    try:
-        return os.read(fd, most)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def changed_at(path: Path) -> int | None:
@@ -316,6 +314,22 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         left = left[os.write(fd, left) :]
 
 
+def lock_file(fd: int, *, shared: bool = False, seconds: float = 0.0) -> bool:
+    """Lock an open file until it is closed. Return False if it is not free in time."""
+    if fcntl is None:  # pragma: no cover - Windows
+        return True
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock on this file."""
     lock = Lock(path, look=True)
@@ -351,16 +365,7 @@ class Lock:
                     f"the {self._path.name} file can't be opened: {e.strerror}", shard=-1, cause=e,
                     hint=hints.LOOK_READ_ONLY,
                 ) from e  # fmt: skip
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(0.01)
-            else:
-                return True
+        return lock_file(self._fd, shared=shared, seconds=seconds)
 
     def alone(self, seconds: float) -> bool:
         """Take the lock exclusively. Return False if it is not free in time."""

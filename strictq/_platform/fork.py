@@ -20,9 +20,8 @@ from weakref import WeakSet
 LATE: Final = (
     "base64", "ctypes", "datetime", "difflib", "hashlib", "shutil", "socket", "traceback",
     "strictq._values.findings", "strictq._values.hashing", "strictq._values.views", "strictq._store.disk.foreign",
-    "strictq._store.disk.stored_pages", "strictq._store.whole.check", "strictq._store.whole.merging_histories",
-    "strictq.consumer", "strictq._store.shard.checking", "strictq._store.shard.counting",
-    "strictq._store.shard.expiring", "strictq._store.shipping.backup",
+    "strictq._store.whole.check", "strictq._store.whole.merging_histories", "strictq.consumer", "strictq._store.shard.checking",
+    "strictq._store.shard.counting", "strictq._store.shard.expiring", "strictq._store.shipping.backup",
     "strictq._store.shipping.capture",
 )  # fmt: skip
 """The modules that calls of an open queue import late. A fork imports them first: an import that another thread had begun would

@@ -98,10 +98,6 @@ SELECT x'', ?1, ifnull((SELECT seq FROM main.next_dedup WHERE key = ?4 AND dedup
 -- moving: the newest token of a lease. Scans the lanes.
 SELECT max(token) FROM main.lane;
 
--- name: add_newest
--- moving: the row of the newest arrival number, whose message is resolved. Takes it, and a key.
-INSERT INTO main.message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
-
 -- name: forget_meta
 -- moving: a value that `mark` has now. Takes its name. Index: primary key.
 DELETE FROM main.meta WHERE name = ?;

@@ -16,10 +16,6 @@ SELECT key, seq, id FROM message WHERE id > 0 ORDER BY key, seq;
 -- filling: a message that is resolved. Takes its arrival number. Index: rowid.
 DELETE FROM message WHERE id = ?;
 
--- name: add_newest
--- filling: a row that has the newest arrival number. Takes it, and a key.
-INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
-
 -- name: dead_ids
 -- filling: the messages that are dead letters.
 SELECT id FROM dead;

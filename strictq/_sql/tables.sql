@@ -200,6 +200,10 @@ SELECT bits, deleted FROM gone WHERE bucket = ?;
 -- gone: the same. Takes number and both.
 INSERT INTO gone VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET bits = ?2, deleted = ?3;
 
+-- name: add_newest
+-- gone: a row that has the newest arrival number. Takes it, and a key.
+INSERT INTO message VALUES (?, ?, 0, 0, NULL, NULL, NULL, NULL);
+
 -- name: some_gone
 -- gone: buckets that have rows of resolved messages, the oldest first. Takes how many. Reads the table up to them.
 SELECT bucket FROM gone WHERE bits <> zeroblob(16) ORDER BY bucket LIMIT ?;

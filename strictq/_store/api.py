@@ -22,10 +22,9 @@ from .._platform.observe import Observers
 from .._values.config import QueueConfig
 from .._values.errors import LeaseLost, StoreError
 from .._values.tenants import TenantRules
-from .bulk.applied import Applied, Size, StreamBatch, Token
+from .bulk.applied import Applied, BulkRows, PlainRows, Size, StreamBatch, Token
 from .bulk.bulk import Bulk
 from .bulk.columns import BlockSize, ListedColumns, MessageRange, leased_columns
-from .bulk.insert import BulkRows, PlainRows
 from .bulk.staging import Staging, new_file, new_run
 from .catalog import queue_db
 from .catalog.contents import Fork, Replication

@@ -68,7 +68,7 @@ def test_no_connection_checkpoints_by_itself(disk: Opener) -> None:
         assert db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, -1) == 1
 
 
-@pytest.mark.parametrize("step", ["_set_busy_handler", "_set_up_file"])
+@pytest.mark.parametrize("step", ["_harden", "_set_up_file"])
 def test_a_connection_that_fails_while_it_is_set_up_leaves_the_wal(
     step: str, disk: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

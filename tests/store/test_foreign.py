@@ -140,13 +140,13 @@ def test_an_interrupted_repair_is_begun_again(tmp_path: Path) -> None:
     look(path)
     script = """
 import os, sys, strictq
-from strictq._store.disk import stored_pages
-real = stored_pages.StoredPages.seal
+from strictq._store.disk import foreign
+real = foreign.StoredPages.seal
 def seal(self, numbers):
     if isinstance(numbers, list):  # the counter's page, which is the last
         os._exit(9)
     real(self, numbers)
-stored_pages.StoredPages.seal = seal
+foreign.StoredPages.seal = seal
 strictq.open(sys.argv[1])
 """
     assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=PATIENCE_SECONDS).returncode == 9

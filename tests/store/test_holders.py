@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import strictq
+from strictq._store.disk import locks
+from strictq._store.disk.layout import HOLDER
 from strictq._store.whole import holders
 from tests.support.running import PATIENCE_SECONDS, ROOT, until
 
@@ -152,13 +154,13 @@ def test_claims_beyond_those_that_are_noted(tmp_path: Path) -> None:
     holder = holders.ProcessHold(tmp_path)
     holder.begin()
     holder.note((n % 3, n) for n in range(1, holders.CLAIMS + 10))
-    assert list(holders.dead(tmp_path, holders.named(tmp_path))) == []
+    assert list(holders.dead(tmp_path, locks.names(tmp_path, HOLDER))) == []
     holder.leave()  # like the end of the process
-    ((claims, single),) = holders.dead(tmp_path, holders.named(tmp_path))
+    ((claims, single),) = holders.dead(tmp_path, locks.names(tmp_path, HOLDER))
     assert single
     assert sorted(token for tokens in claims.values() for token in tokens) == list(range(11, holders.CLAIMS + 10))
     assert all(token % 3 == shard for shard, tokens in claims.items() for token in tokens)
-    assert list(holders.dead(tmp_path, holders.named(tmp_path))) == []
+    assert list(holders.dead(tmp_path, locks.names(tmp_path, HOLDER))) == []
 
 
 def test_a_file_that_was_not_done_with_is_met_again(tmp_path: Path) -> None:
@@ -166,10 +168,10 @@ def test_a_file_that_was_not_done_with_is_met_again(tmp_path: Path) -> None:
     holder.begin()
     holder.note([(0, 7)])
     holder.leave()
-    for found in holders.dead(tmp_path, holders.named(tmp_path)):
+    for found in holders.dead(tmp_path, locks.names(tmp_path, HOLDER)):
         assert found == ({0: [7]}, True)
         break  # the caller that ends the leases fails
-    assert list(holders.dead(tmp_path, holders.named(tmp_path))) == [({0: [7]}, True)]
+    assert list(holders.dead(tmp_path, locks.names(tmp_path, HOLDER))) == [({0: [7]}, True)]
 
 
 def test_a_process_that_ran_several_messages_says_so_for_good(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_a_process_that_ran_several_messages_says_so_for_good(tmp_path: Path) ->
     holder.note_several()
     holder.note((0, n) for n in range(1, holders.CLAIMS + 10))
     holder.leave()
-    ((_, single),) = holders.dead(tmp_path, holders.named(tmp_path))
+    ((_, single),) = holders.dead(tmp_path, locks.names(tmp_path, HOLDER))
     assert not single
 
 
@@ -187,10 +189,10 @@ def test_a_look_waits_for_another_one_that_has_found_the_same_dead_process(tmp_p
     holder.begin()
     holder.note([(0, 7)])
     holder.leave()
-    first = holders.dead(tmp_path, holders.named(tmp_path))
+    first = holders.dead(tmp_path, locks.names(tmp_path, HOLDER))
     assert next(first) == ({0: [7]}, True)
     with ThreadPoolExecutor(1) as threads:
-        second = threads.submit(list, holders.dead(tmp_path, holders.named(tmp_path)))
+        second = threads.submit(list, holders.dead(tmp_path, locks.names(tmp_path, HOLDER)))
         with pytest.raises(TimeoutError):
             second.result(0.05)
         assert list(first) == []
@@ -200,7 +202,7 @@ def test_a_look_waits_for_another_one_that_has_found_the_same_dead_process(tmp_p
 def test_what_is_no_file_of_ours_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "holder-odd").write_bytes(b"\xff" * 33)
     (tmp_path / "holder-directory").mkdir()
-    assert list(holders.dead(tmp_path, holders.named(tmp_path))) == [({}, False)]
+    assert list(holders.dead(tmp_path, locks.names(tmp_path, HOLDER))) == [({}, False)]
     deadline = time.monotonic() + 1.0
-    assert list(holders.dead(tmp_path, holders.named(tmp_path))) == []
+    assert list(holders.dead(tmp_path, locks.names(tmp_path, HOLDER))) == []
     assert time.monotonic() < deadline + PATIENCE_SECONDS

@@ -519,7 +519,7 @@ def test_only_a_closed_queue_is_salvaged_and_nothing_is_overwritten(place: Path)
     made = make(place, checkpointed=True)
     with quiet(made.clock), strictq.open(made.path, clock=made.clock):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreBusy):
-            patch.setattr("strictq._store.salvage.salvage.ALONE_SECONDS", 0.05)
+            patch.setattr("strictq._store.disk.locks.ALONE_SECONDS", 0.05)
             strictq.salvage(made.path, place / "out", clock=made.clock)
         assert not (place / "out").exists()
     (place / "out").mkdir()

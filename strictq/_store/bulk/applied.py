@@ -11,7 +11,8 @@ of one shard. `Bulk` calls them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -21,9 +22,10 @@ from ..._sql import APPLIED
 from ..._values import hints
 from ..._values.errors import ConfigError, InvalidArgument, MessageTooLarge, QueueFull
 from ..commit.tx import SECOND
+from ..shard import sending
+from ..shard.messages import Item
 from ..shard.sending import Elsewhere, full_tenants, seconds_until
 from ..shard.shard_lanes import Tx
-from .insert import BulkRows, append
 
 JOB: Final = "job "
 QUERY: Final = "query "
@@ -32,6 +34,8 @@ JOB_SECONDS: Final = 90 * 86_400.0
 """How long a job's only batch is remembered."""
 BATCHES_KEPT: Final = 100
 """The number of a writer's newest batches that a shard remembers. Repeating an older one is refused. Spark keeps as many."""
+CHUNK_ROWS: Final = 16_384
+"""The number of messages that are sent at once."""
 
 
 class Token(NamedTuple):
@@ -91,6 +95,26 @@ class Size(NamedTuple):
     body_bytes_max: int = 0
     keyless: bool = False
     tenants: Mapping[bytes, int] = {}
+
+
+class PlainRows(NamedTuple):
+    """Messages of one shard without options, key by key.
+
+    Attributes:
+        keys: stored keys, without duplicates.
+        counts: the number of messages of each key.
+        places: the place of every message, from 0, in the order of arrival of all of these; ascending within a key.
+        bodies: the body of every message, those of a key in the order of its sequence.
+    """
+
+    keys: Sequence[bytes]
+    counts: Sequence[int]
+    places: Sequence[int]
+    bodies: Sequence[bytes]
+
+
+BulkRows = PlainRows | Sequence[Item]
+"""Messages of one shard: in columns, or one by one in the order of arrival."""
 
 
 class Applied(NamedTuple):
@@ -283,3 +307,29 @@ def _forget(tx: Tx, token: Token) -> None:
     tx.run(APPLIED.forget_batches, (token.writer, token.number - BATCHES_KEPT))
     if old := tx.run(APPLIED.outlived, (tx.now,)).fetchall():
         tx.many(APPLIED.delete, old)
+
+
+def append(tx: Tx, rows: BulkRows) -> None:
+    """Append messages to their lanes. All of them are appended, or none. The caller has checked max_depth."""
+    if isinstance(rows, PlainRows):
+        for items in _in_order(rows):
+            sending.send(tx, items)
+    else:
+        sending.send(tx, rows)
+
+
+def _in_order(rows: PlainRows) -> Iterator[list[Item]]:
+    """Yield the messages in the order of arrival, some at a time."""
+    number = array("q", bytes(8 * len(rows.places)))  # by place: which of the bodies
+    key_of = array("q", bytes(8 * len(rows.places)))
+    for n, place in enumerate(rows.places):
+        number[place] = n
+    at = 0
+    for key, count in enumerate(rows.counts):
+        for place in rows.places[at : at + count]:
+            key_of[place] = key
+        at += count
+    keys, bodies = rows.keys, rows.bodies
+    for begin in range(0, len(number), CHUNK_ROWS):
+        end = begin + CHUNK_ROWS
+        yield [(keys[key], bodies[n], None, None) for key, n in zip(key_of[begin:end], number[begin:end], strict=True)]

@@ -18,9 +18,8 @@ from ..shard.shard_file import Shard
 from ..whole.moving import Moving
 from ..whole.store import Store
 from . import applied, scan, staging
-from .applied import Applied, Size, StreamBatch, Token
+from .applied import Applied, BulkRows, Size, StreamBatch, Token
 from .columns import BlockSize, ListedColumns, MessageRange, listed
-from .insert import BulkRows
 from .staging import Staging
 
 PLANS_MAX: Final = 20

@@ -17,14 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ..._platform.files import failure, open_regular, remove_tree, sync_directory, typed
+from ..._platform.files import failure, lock_file, open_regular, opened, remove_tree, sync_directory, typed
 from ..._values import hints
 from ..._values.errors import StoreError
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
 
 DIRECTORY: Final = "staging"
 LOCK: Final = "lock"
@@ -84,16 +79,13 @@ class Staging:
         try:
             if offset == 0:
                 self._make_directories(path)
-            fd = open_regular(path, os.O_RDWR if offset else os.O_CREAT | os.O_RDWR)
-            try:
+            with opened(path, os.O_RDWR if offset else os.O_CREAT | os.O_RDWR) as fd:
                 if os.fstat(fd).st_size < offset:
                     raise StoreError(f"the staging file {name} has lost a piece", shard=-1, hint=hints.RUN_BATCH_AGAIN)
                 rest = memoryview(data)
                 while rest:
                     written = os.pwrite(fd, rest, offset)
                     rest, offset = rest[written:], offset + written
-            finally:
-                os.close(fd)
         except OSError as e:
             raise failure("a staging file can't be written", e) from e
 
@@ -117,11 +109,8 @@ class Staging:
         """Make these files survive a power cut."""
         try:
             for name in names:
-                fd = open_regular(self.path(name), os.O_RDONLY)
-                try:
+                with opened(self.path(name), os.O_RDONLY) as fd:
                     os.fsync(fd)
-                finally:
-                    os.close(fd)
             for directory in {self.path(name).parent for name in names}:
                 sync_directory(directory)
             for directory in (self.place, self.root, self.root.parent):
@@ -158,13 +147,13 @@ class Staging:
 
         The lock prevents work from being done twice at the same time. The tables prevent it from being committed twice.
         """
-        if fcntl is None or not self.place.is_dir():
+        if not self.place.is_dir():
             yield True
             return
         with typed("the lock of a staging directory can't be opened"):
             fd = open_regular(self.place / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            yield _flock(fd, LOCK_SECONDS if wait else 0.0)
+            yield lock_file(fd, seconds=LOCK_SECONDS if wait else 0.0)
         finally:
             os.close(fd)
 
@@ -216,16 +205,3 @@ def _newest(run: os.DirEntry[str]) -> float:
         with suppress(FileNotFoundError):
             times.append(entry.stat().st_mtime)
     return max(times)
-
-
-def _flock(fd: int, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.02)
-        else:
-            return True

@@ -84,7 +84,6 @@ def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) 
     require_scope(config, shards)
     return Catalog(
         os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), ShardList.even(shards),
-        format=migrate.FORMAT,
     )  # fmt: skip
 
 

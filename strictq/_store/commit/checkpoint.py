@@ -380,7 +380,7 @@ def damage_of_wal(path: Path, db: apsw.Connection, shard: int, durability: Durab
     """
 
     def in_database(written: Iterator[tuple[int, bytes]]) -> bool:
-        from ..disk.stored_pages import StoredPages  # imported late: only a WAL with a damaged header needs it
+        from ..disk.foreign import StoredPages  # imported late: only a WAL with a damaged header needs it
 
         with StoredPages(path, read_only=True) as stored:
             return all(number <= stored.count and stored.says(number, page) for number, page in written)

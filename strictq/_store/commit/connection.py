@@ -79,15 +79,14 @@ def connect(
         db = apsw.Connection(path, flags=flags, vfs=checksums.vfs(), statementcachesize=STATEMENTS_CACHED)
     try:
         # The engine checkpoints itself (upkeep.py); SQLite must not, neither on commit nor on close. Set this before anything
-        # can
-        # fail: closing a connection that was not set up would checkpoint and delete the WAL.
+        # can fail: closing a connection that was not set up would checkpoint and delete the WAL.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.wal_autocheckpoint(0)
         if not verify:
             db.pragma("checksum_verification", False)
         _harden(db)
         db.convert_binding = _refuse_binding
-        _set_busy_handler(db)
+        db.set_busy_handler(LockWait())
         if path == MEMORY:
             db.pragma("journal_mode", "memory")
         else:
@@ -128,7 +127,7 @@ def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) 
     db = apsw.Connection(path, flags=flags, vfs=checksums.vfs())
     try:
         _harden(db)
-        _set_busy_handler(db)
+        db.set_busy_handler(LockWait())
         if fresh:
             checksums.lay_out(db)
         if not read_only:
@@ -163,8 +162,8 @@ class LockWait:
     """A busy handler that waits for locks in short steps. The steps of SQLite's own grow to 100 ms, which starves a process.
 
     A busy process holds the lock nearly always, and releases it for some tenths of a millisecond at a time. A process that
-    checks
-    less often is overtaken again and again: one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in these.
+    checks less often is overtaken again and again: one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in
+    these.
     """
 
     __slots__ = ("_started", "seconds")
@@ -186,10 +185,6 @@ class LockWait:
         return True
 
 
-def _set_busy_handler(db: apsw.Connection) -> None:
-    db.set_busy_handler(LockWait())
-
-
 @contextmanager
 def at_once(db: apsw.Connection) -> Iterator[None]:
     """Do not wait for locks within the block: raise BusyError at once."""
@@ -197,7 +192,7 @@ def at_once(db: apsw.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_busy_handler(db)
+        db.set_busy_handler(LockWait())
 
 
 def check_file(path: Path, shard: int, *, writing: bool) -> None:

@@ -65,10 +65,10 @@ _QUOTED: Final = re.compile(r'"(\w+)"')
 """A name as SQLite writes it where it renames a table."""
 
 
-def stamp(db: apsw.Connection, kind: int, version: int | None = None) -> None:
+def stamp(db: apsw.Connection, kind: int, version: int) -> None:
     """Mark a file with its kind and format, within the transaction that brings it to that format."""
     db.pragma("application_id", kind)
-    db.pragma("user_version", FORMAT if version is None else version)
+    db.pragma("user_version", version)
 
 
 def _plain_version(found: int, kind: int) -> int:

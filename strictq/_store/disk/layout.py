@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -129,44 +129,41 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
 # ---- WALs
 
 
-def sync_wal(path: Path) -> None:
-    """Sync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened this way."""
+@contextmanager
+def _wal(path: Path, flags: int) -> Iterator[int | None]:
     try:
-        fd = files.open_regular(f"{path}-wal", os.O_RDONLY)
+        fd = files.open_regular(f"{path}-wal", flags)
     except FileNotFoundError:
+        yield None
         return
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def sync_wal(path: Path) -> None:
+    """Sync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened this way."""
+    with _wal(path, os.O_RDONLY) as fd:
+        if fd is not None:
+            os.fsync(fd)
 
 
 def rewrite_wal(path: Path, at: int) -> None:
     """Rewrite a shard's WAL in place from an offset, and sync it. The caller holds the shard's write lock."""
-    try:
-        fd = files.open_regular(f"{path}-wal", os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        while block := os.pread(fd, 1 << 20, at):
-            at += os.pwrite(fd, block, at)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with _wal(path, os.O_RDWR) as fd:
+        if fd is not None:
+            while block := os.pread(fd, 1 << 20, at):
+                at += os.pwrite(fd, block, at)
+            os.fsync(fd)
 
 
 def cut_wal(path: Path, at: int) -> None:
     """Truncate a shard's WAL at an offset, and sync it. The caller holds the shard's write lock."""
-    try:
-        fd = files.open_regular(f"{path}-wal", os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        if os.fstat(fd).st_size > at:
+    with _wal(path, os.O_RDWR) as fd:
+        if fd is not None and os.fstat(fd).st_size > at:
             os.ftruncate(fd, at)
             os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def wal_bytes(path: Path) -> int:

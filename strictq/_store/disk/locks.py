@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ..._platform.files import Lock, named
+from ..._platform.files import Lock, named, opened
 from ..._values import hints
 from ..._values.errors import StoreBusy, StoreError
 from .layout import CONSUMER, PRESENCE
@@ -62,21 +62,38 @@ class Presence(Lock):
 
 
 @contextmanager
-def held_alone(directory: Path) -> Iterator[None]:
+def held_alone(directory: Path, seconds: float | None = None, *, look: bool = True) -> Iterator[Presence]:
     """Keep every other process from opening a queue for writing.
 
+    Args:
+        look: do not write to the directory.
     Raises:
         StoreBusy: a process has it open.
     """
-    presence = Presence(directory, look=True)
+    presence = Presence(directory, look=look)
     try:
-        if not presence.alone(ALONE_SECONDS):
+        if not presence.alone(ALONE_SECONDS if seconds is None else seconds):
             raise StoreBusy(
                 f"{directory} is open, in this process or another one; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE
             )
-        yield
+        yield presence
     finally:
         presence.leave()
+
+
+def names(directory: Path, prefix: str) -> list[str]:
+    """Return the names of the files that processes hold locks on while they live, and that dead ones left."""
+    try:
+        return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+    except OSError:
+        return []
+
+
+def each(directory: Path, some: Iterable[str]) -> Iterator[tuple[Path, int]]:
+    """Yield path and descriptor of each of these files that still exists and is a regular one."""
+    for name in some:
+        with suppress(OSError, StoreError), opened(directory / name, os.O_RDONLY) as fd:
+            yield directory / name, fd
 
 
 class ConsumerLock(Lock):

@@ -263,10 +263,6 @@ class Waker:
         self._listeners.clear()
 
 
-def _bytes_of(value: int) -> bytes:
-    return _SLOT.pack(value)
-
-
 class _Watch:
     """The thread that looks for what other processes write, for all wakers of this process with waiters."""
 
@@ -330,7 +326,7 @@ class _Watch:
                 if self._slots is None:
                     wakers = [*self._values]
                     maps = [waker._map for waker in wakers]
-                    self._slots = wakers, maps, [_bytes_of(value) for value in self._values.values()]
+                    self._slots = wakers, maps, [_SLOT.pack(value) for value in self._values.values()]
                 wakers, maps, known = self._slots
                 now = time.monotonic()
                 if wakers:
@@ -388,8 +384,7 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
         StoreError: it is not a regular file, or is to be written and has another name.
         OSError, ValueError: it can't be mapped.
     """
-    fd = files.open_regular(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
-    try:
+    with files.opened(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) as fd:
         size = os.fstat(fd).st_size
         if size < _BYTES and not read_only:
             # Write zeros instead of truncating to size: storing into a hole for which a full disk has no block kills the process.
@@ -397,8 +392,6 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
         if read_only:
             return mmap.mmap(fd, _READ_BYTES, access=mmap.ACCESS_READ)
         return mmap.mmap(fd, _BYTES, access=mmap.ACCESS_WRITE)
-    finally:
-        os.close(fd)
 
 
 _shared_wakers: WeakValueDictionary[tuple[int, int, bool], Waker] = WeakValueDictionary()

@@ -389,7 +389,7 @@ def marks_bytes(shards: int) -> int:
 
 def read_mark(file: Path, shard: int) -> Mark | None:
     """Return the mark of a shard. None: it does not exist, or is damaged itself."""
-    with suppress(OSError, StoreError), _opened(file, os.O_RDONLY) as fd:
+    with suppress(OSError, StoreError), files.opened(file, os.O_RDONLY) as fd:
         raw = os.pread(fd, _MARK.size, shard * _MARK.size)
         if len(raw) == _MARK.size:
             number, salts, frames, boot, sum_ = _MARK.unpack(raw)
@@ -401,7 +401,7 @@ def read_mark(file: Path, shard: int) -> Mark | None:
 def write_mark(file: Path, shard: int, mark: Mark) -> None:
     """Write a mark. If that fails, the previous one remains, and remains true."""
     raw = struct.pack(">I8sI8s", shard, mark.salts, mark.frames, mark.boot)
-    with suppress(OSError, StoreError), _opened(file, os.O_WRONLY | os.O_CREAT) as fd:
+    with suppress(OSError, StoreError), files.opened(file, os.O_WRONLY | os.O_CREAT) as fd:
         os.pwrite(fd, _MARK.pack(shard, mark.salts, mark.frames, mark.boot, crc32(raw)), shard * _MARK.size)
 
 
@@ -413,12 +413,3 @@ def current_mark(path: Path, db: apsw.Connection, boot: bytes) -> Mark | None:
             return None
         frames = _frames(db, wal, header)
         return Mark(header.salts, frames, boot) if frames > 0 and wal.header() == header else None
-
-
-@contextmanager
-def _opened(file: Path, flags: int) -> Iterator[int]:
-    fd = files.open_regular(file, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import count, islice
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,6 @@ import apsw
 
 from ..._sql import LOG, MIGRATING, SHARD, TABLES, insert_into
 from ..._values.errors import StoreCorrupt
-from ..._values.hashing import hash_key
-from ..._values.keys import keyless_lane
 from ..commit.tx import RARE
 from ..disk import formats as migrate
 from ..disk import layout
@@ -30,8 +28,7 @@ from ..lane.entries import TOKEN_BITS, LaneHolder, pack
 from ..lane.live_lane import Done, Grant, LaneAtRest, LiveLane, Tried, dense_from
 from ..lane.order import PLACE_BITS, place_of_arrival
 from ..lane.totals import RunningTotals, StoredMark
-from ..tables import mark
-from ..tables.gone import BUCKET_BITS
+from ..tables import gone, mark
 from .reader import OldShard
 from .values import OldDeadLetter, OldLane, OldLease, OldMessage
 
@@ -78,16 +75,11 @@ def move(
     Raises:
         StoreCorrupt: its rows contradict each other. It keeps its format.
     """
-    drop_left_overs(db)
-    with OldShard(file, shard) as old:
+    db.execute(_DROP_NEW).fetchall()  # what an interrupted move left
+    with closing(OldShard(file, shard)) as old:
         move = _Move(db, file, shard, old, owns)
         move.copy(on_messages)
     move.finish()
-
-
-def drop_left_overs(db: apsw.Connection) -> None:
-    """Drop what an interrupted move left."""
-    db.execute(_DROP_NEW).fetchall()
 
 
 class _Move:
@@ -328,7 +320,7 @@ class _Move:
         top: int = totals["last_id"]
         for sql in (_DROP_OLD, _RENAME, _CREATE_INDEXES):
             db.execute(sql).fetchall()
-        self._keep_newest(top)
+        gone.keep_newest(db, self._shard, top, self._owns)
         db.execute(LOG.append, (_VOID, kinds.VOID, totals["last_time"] + 1, top, 0, 0, None, b""))
         stored = StoredMark(
             fold_position=_VOID + top, cut=_VOID, mid=top, counted=_VOID, counted_top=top, epoch=totals["epoch"],
@@ -345,15 +337,6 @@ class _Move:
         db.execute(SHARD.write_meta, ("last_outbox", totals["last_outbox"]))
         migrate.stamp(db, migrate.SHARD_ID, migrate.ONE_LANE)
 
-    def _keep_newest(self, top: int) -> None:
-        """Let a row have the newest arrival number, which is never issued again. It is that of a resolved message."""
-        db = self._db
-        if db.execute(LOG.newest).get[1] < top:
-            key = next(key for n in count() if self._owns(hash_key(key := keyless_lane(n))))
-            db.execute(MIGRATING.add_newest, (top, key))
-            bits, size = 1 << (top & ((1 << BUCKET_BITS) - 1)), (1 << BUCKET_BITS) // 8
-            db.execute(TABLES.write_gone, (top >> BUCKET_BITS, bits.to_bytes(size, "little"), bytes(size)))
-
 
 def _opts(m: OldMessage | OldDeadLetter) -> str | None:
     """Return the column `opts` of a message."""
@@ -367,6 +350,3 @@ def _in_parts(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
     following = iter(rows)
     while some := list(islice(following, size)):
         yield some
-
-
-__all__ = ["drop_left_overs", "move"]

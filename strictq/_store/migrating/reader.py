@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import apsw
@@ -59,12 +58,6 @@ class OldShard:
     def close(self) -> None:
         """Close the connection."""
         self._db.close()
-
-    def __enter__(self) -> OldShard:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def totals(self) -> dict[str, Any]:
         """Return the columns of the counter row, with what the logs add to them."""

@@ -21,7 +21,7 @@ import attrs
 from ..._sql import CHECK, LOG, LOOKS, RECORDED_BATCHES, SALVAGE, SHARD, TABLES, insert_into
 from ..._values.findings import LostRange
 from ..._values.hashing import hash_key
-from ..._values.keys import decode_key, is_keyless, keyless_lane, shared_key
+from ..._values.keys import decode_key, is_keyless, shared_key
 from ..disk import layout
 from ..disk.pages import Row
 from ..disk.topology import NOTHING, Range
@@ -48,8 +48,6 @@ UNKNOWN_ARRIVALS: Final = 1 << 32
 REFUSED: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, apsw.SQLError, TypeError)
 """The errors of a row that a table refuses."""
 RANGES_MAX: Final = 10_000
-KEYS_TRIED: Final = 10_000
-"""How many lanes for keyless messages are tried until one belongs to the shard."""
 WAL_BYTES: Final = 16 << 20
 """A WAL of this size is checkpointed between two transactions."""
 _COUNTED_MAX: Final = 1 << 20
@@ -184,12 +182,11 @@ class Filling:
     def _put(self, table: str, rows: Iterable[Row]) -> None:
         """Insert rows, in transactions of bounded size. Rows that the table refuses are left out, and reported."""
         rows, statement = iter(rows), ""
-        many: Any = self._db.executemany
         while batch := list(islice(rows, BATCH)):
             statement = statement or insert_into(table, len(batch[0]))
             self._run("BEGIN IMMEDIATE")
             try:
-                many(statement, batch)
+                self._db.executemany(statement, batch)
             except REFUSED:
                 self._run("ROLLBACK")
                 self._run("BEGIN IMMEDIATE")
@@ -274,7 +271,7 @@ class Filling:
             if not arrival or arrival < 0:
                 continue
             key, seq, sent_at = row[1:4]
-            if not seq and is_keyless(key):  # a row that only has the newest arrival number, see `_keep_newest`
+            if not seq and is_keyless(key):  # a row that only has the newest arrival number, see `gone.keep_newest`
                 self._top = max(self._top, arrival)
                 continue
             if self._is_noted(arrival) and not self._is_ours(key):
@@ -535,12 +532,11 @@ class Filling:
             self._run("BEGIN IMMEDIATE")
             rows.write(some, void)
             self._commit()
-        many: Any = db.executemany
         self._run("BEGIN IMMEDIATE")
-        many(SALVAGE.drop_message, self._ended)
-        many(TABLES.write_gone, self._deleted)
+        db.executemany(SALVAGE.drop_message, self._ended)
+        db.executemany(TABLES.write_gone, self._deleted)
         self._run(SALVAGE.drop_trouble)
-        self._keep_newest()
+        gone.keep_newest(db, self._part.shard, self._top, self._part.owns)
         totals.dead = self._run(LOOKS.all_dead).get
         db.execute(LOG.append, (void, kinds.VOID, self._last_time, self._top, 0, 0, None, b""))
         stored, _ = mark.read(db, self._part.shard)
@@ -552,15 +548,6 @@ class Filling:
         stored.seq_floor = max(self._mark.seq_floor, journal.floor, beyond if self._unknown_lanes else 0)
         mark.write(db, stored, totals)
         self._run("COMMIT")
-
-    def _keep_newest(self) -> None:
-        """Let a row have the newest arrival number, so that it is never issued again. It is that of a resolved message."""
-        top, db = self._top, self._db
-        if db.execute(LOG.newest).get[1] < top:
-            # A shard that was created without a range takes any key: nothing reads the row.
-            key = next((key for n in range(KEYS_TRIED) if self._part.owns(hash_key(key := keyless_lane(n)))), keyless_lane(0))
-            self._run(SALVAGE.add_newest, (top, key))
-            gone.write(db, self._part.shard, top >> gone.BUCKET_BITS, 1 << (top & gone.BUCKET_MASK))
 
 
 Put = Callable[[str, Iterable[Row]], None]

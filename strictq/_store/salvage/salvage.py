@@ -25,7 +25,7 @@ from ..._platform.files import real_path
 from ..._sql import CHECK, SALVAGE, insert_into, with_columns
 from ..._values import hints
 from ..._values.config import QueueConfig
-from ..._values.errors import InvalidArgument, QueueNotFound, SchemaMismatch, StoreBusy, StoreError, StrictqError
+from ..._values.errors import InvalidArgument, QueueNotFound, SchemaMismatch, StoreError, StrictqError
 from ..._values.findings import LostRange, Salvaged
 from ..bulk import staging
 from ..catalog import contents, queue_db
@@ -47,7 +47,6 @@ from .filling import BATCH, REFUSED, Filled, Filling
 from .known import INVALID
 from .reading import ShardPages, version_of
 
-ALONE_SECONDS: Final = 5.0
 LEASES_STEP: Final = 1_000
 
 
@@ -63,23 +62,17 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
     if out.exists():
         raise InvalidArgument(f"{out} exists", hint=hints.NEW_PATH)
     notes: list[str] = []
-    presence = locks.Presence(path, look=True)
-    if not presence.alone(ALONE_SECONDS):
-        presence.leave()
-        raise StoreBusy(
-            "the queue is open, in this process or another one; nothing was made", shard=-1, hint=hints.CLOSE_EVERYWHERE
-        )
     working = out.with_name(f".{out.name}.{os.urandom(6).hex()}.new")
     made: list[Path] = []
-    try:
-        files.make_directories(out.parent, made)
-        known = _known(path, clock, notes)
-        return _Salvage(path, working, known, clock, notes).run(out)
-    finally:
-        presence.leave()
-        if working.exists():
-            files.remove_tree(working)
-        files.remove_empty(made)
+    with locks.held_alone(path):
+        try:
+            files.make_directories(out.parent, made)
+            known = _known(path, clock, notes)
+            return _Salvage(path, working, known, clock, notes).run(out)
+        finally:
+            if working.exists():
+                files.remove_tree(working)
+            files.remove_empty(made)
 
 
 def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:

@@ -55,15 +55,12 @@ class Rounds:
         self._tag = int.from_bytes(blake2b(names.encode(), digest_size=_SLOT_BYTES).digest(), "big")
         self.timeout_seconds = replication.timeout_seconds
         """How long a call waits for a confirmation."""
-        with files.typed("the rounds of the shipper can't be mapped"):
-            fd = files.open_regular(directory / layout.SHIP_ROUNDS, os.O_RDWR | os.O_CREAT)
-            try:
-                size = os.fstat(fd).st_size
-                if size < _BYTES:  # written, not truncated to size: storing into a hole on a full disk kills the process
-                    os.pwrite(fd, bytes(_BYTES - size), size)
-                self._slots = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
-            finally:
-                os.close(fd)
+        file = directory / layout.SHIP_ROUNDS
+        with files.typed("the rounds of the shipper can't be mapped"), files.opened(file, os.O_RDWR | os.O_CREAT) as fd:
+            size = os.fstat(fd).st_size
+            if size < _BYTES:  # written, not truncated to size: storing into a hole on a full disk kills the process
+                os.pwrite(fd, bytes(_BYTES - size), size)
+            self._slots = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:

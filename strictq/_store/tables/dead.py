@@ -22,8 +22,7 @@ class DeadRow(NamedTuple):
 
 def bury(db: apsw.Connection, key: bytes, messages: Sequence[tuple[int, int]], at: int, kind: str, reason: str | None) -> None:
     """Note that messages (seq, arrival number) became dead letters."""
-    many: Any = db.executemany
-    many(TABLES.bury, [(key, i, seq, at, kind, reason) for seq, i in messages])
+    db.executemany(TABLES.bury, [(key, i, seq, at, kind, reason) for seq, i in messages])
 
 
 def of_lane(db: apsw.Connection, key: bytes, most: int) -> list[DeadRow]:
@@ -49,5 +48,4 @@ def _rows(found: Any) -> list[DeadRow]:
 
 def unbury(db: apsw.Connection, rows: Sequence[DeadRow]) -> None:
     """Forget that messages are dead letters."""
-    many: Any = db.executemany
-    many(TABLES.unbury, [(row.key, row.arrival) for row in rows])
+    db.executemany(TABLES.unbury, [(row.key, row.arrival) for row in rows])

@@ -20,8 +20,7 @@ def remember(db: apsw.Connection, row: tuple[bytes, str, int, int, int, bytes | 
     Returns:
         None: it is new.
     """
-    run: Any = db.execute
-    run(TABLES.add_dedup, (*row, now))
+    db.execute(TABLES.add_dedup, (*row, now))
     return None if db.changes() else find(db, row[0], row[1], now)
 
 
@@ -33,9 +32,7 @@ def find(db: apsw.Connection, key: bytes, dedup_id: str, now: int) -> Earlier | 
 
 def forget_some(db: apsw.Connection, now: int, limit: int = FORGET_STEP) -> None:
     """Remove some ids whose windows have ended."""
-    run: Any = db.execute
-    many: Any = db.executemany
-    many(TABLES.drop_dedup, run(TABLES.old_dedups, (now, limit)).fetchall())
+    db.executemany(TABLES.drop_dedup, db.execute(TABLES.old_dedups, (now, limit)).fetchall())
 
 
 def soonest(db: apsw.Connection) -> int | None:
@@ -46,18 +43,14 @@ def soonest(db: apsw.Connection) -> int | None:
 
 def purge(db: apsw.Connection, key: bytes, limit: int) -> int:
     """Remove ids of a key, in a bounded step. Return how many."""
-    run: Any = db.execute
-    many: Any = db.executemany
-    names = run(OPERATE.dedups_of, (key, limit)).fetchall()
-    many(TABLES.drop_dedup, names)
-    many(OPERATE.drop_wide_dedup, [(dedup_id, key) for _, dedup_id in names])
+    names = db.execute(OPERATE.dedups_of, (key, limit)).fetchall()
+    db.executemany(TABLES.drop_dedup, names)
+    db.executemany(OPERATE.drop_wide_dedup, [(dedup_id, key) for _, dedup_id in names])
     return len(names)
 
 
 def purge_after(db: apsw.Connection, last: tuple[bytes, str], limit: int) -> list[tuple[bytes, str]]:
     """Remove the next ids of the shard, in a bounded step. Return their keys and ids."""
-    run: Any = db.execute
-    many: Any = db.executemany
-    names: list[tuple[bytes, str]] = run(OPERATE.dedups_after, (*last, limit)).fetchall()
-    many(TABLES.drop_dedup, names)
+    names: list[Any] = db.execute(OPERATE.dedups_after, (*last, limit)).fetchall()
+    db.executemany(TABLES.drop_dedup, names)
     return names

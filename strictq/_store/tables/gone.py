@@ -8,13 +8,14 @@ be deleted. A bucket is read when it is touched, because another process may hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import apsw
 
-from ..._sql import TABLES
+from ..._sql import LOG, TABLES
 from ..._values.errors import StoreCorrupt
+from ..._values.keys import keyless_lane
 from .log_rows import LogRows
 
 BUCKET_BITS: Final = 7
@@ -24,6 +25,8 @@ _BYTES: Final = _BUCKET // 8
 _ALL: Final = (1 << _BUCKET) - 1
 _RUN_MIN: Final = 16
 """A run of so many rows is deleted at once."""
+KEYS_TRIED: Final = 10_000
+"""How many lanes for keyless messages are tried until one belongs to the shard."""
 
 
 def delete(db: apsw.Connection, log: LogRows, shard: int, arrivals: Sequence[int], top: int) -> None:
@@ -88,11 +91,10 @@ def _write(
         else:
             keep.append((bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
     log.delete(kill)
-    many: Any = db.executemany
     if kill and db.execute(TABLES.any_trouble).get:
-        many(TABLES.drop_trouble, [(i, i) for i in kill])
-    many(TABLES.drop_gone, full)
-    many(TABLES.write_gone, keep)
+        db.executemany(TABLES.drop_trouble, [(i, i) for i in kill])
+    db.executemany(TABLES.drop_gone, full)
+    db.executemany(TABLES.write_gone, keep)
 
 
 def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) -> None:
@@ -101,16 +103,29 @@ def empty(db: apsw.Connection, log: LogRows, shard: int, top: int, most: int) ->
     Args:
         top: the newest message, whose row must stay for now.
     """
-    run: Any = db.execute
-    buckets: list[int] = [bucket for (bucket,) in run(TABLES.some_gone, (most,)).fetchall()]
+    buckets: list[Any] = [bucket for (bucket,) in db.execute(TABLES.some_gone, (most,)).fetchall()]
     _write(db, log, [(bucket, *_read(db, shard, bucket)) for bucket in buckets], top, deletes_all=True)
 
 
 def write(db: apsw.Connection, shard: int, bucket: int, bits: int) -> None:
     """Set the resolved messages of a bucket that still have rows."""
-    run: Any = db.execute
     _, deleted = _read(db, shard, bucket)
-    run(TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
+    db.execute(TABLES.write_gone, (bucket, bits.to_bytes(_BYTES, "little"), deleted.to_bytes(_BYTES, "little")))
+
+
+def keep_newest(db: apsw.Connection, shard: int, top: int, owns: Callable[[int], bool]) -> None:
+    """Let a row have the newest arrival number, so that it is never issued again. It is that of a resolved message.
+
+    Args:
+        owns: whether the hash of a key belongs to the shard.
+    """
+    from ..._values.hashing import hash_key  # imported late: it loads OpenSSL
+
+    if db.execute(LOG.newest).get[1] < top:
+        # A shard that was created without a range takes any key: nothing reads the row.
+        key = next((key for n in range(KEYS_TRIED) if owns(hash_key(key := keyless_lane(n)))), keyless_lane(0))
+        db.execute(TABLES.add_newest, (top, key))
+        write(db, shard, top >> BUCKET_BITS, 1 << (top & BUCKET_MASK))
 
 
 def bits_of(db: apsw.Connection, shard: int, bucket: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import apsw
 
 from ..._sql import TABLES
@@ -24,8 +22,7 @@ def settled(db: apsw.Connection, key: bytes) -> tuple[bool, bytes | None]:
 
 def set_(db: apsw.Connection, key: bytes, value: bytes | None) -> None:
     """Set the state of a key. None deletes it."""
-    run: Any = db.execute
     if value is None:
-        run(TABLES.delete_key_state, (key,))
+        db.execute(TABLES.delete_key_state, (key,))
     else:
-        run(TABLES.set_key_state, (key, value))
+        db.execute(TABLES.set_key_state, (key, value))

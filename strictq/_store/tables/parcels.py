@@ -72,10 +72,9 @@ def put(db: apsw.Connection, rows: dict[int, list[Any]], arrivals: Sequence[int]
     """
     number = newest(db) + 1
     db.execute(SHARD.write_meta, (NUMBER, number))
-    many: Any = db.executemany
     whole = {**rows, REST: [(pack(arrivals[at : at + SWEPT_MAX]),) for at in range(0, len(arrivals), SWEPT_MAX)]}
     for kind, some in whole.items():
-        many(RANGES.put, [(number, kind, n, *row, *[None] * (COLUMNS - len(row))) for n, row in enumerate(some)])
+        db.executemany(RANGES.put, [(number, kind, n, *row, *[None] * (COLUMNS - len(row))) for n, row in enumerate(some)])
     return number, whole
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apsw
 
@@ -35,5 +35,4 @@ def of(db: apsw.Connection, arrival: int) -> Trouble:
 
 
 def set_(db: apsw.Connection, arrival: int, trouble: Trouble) -> None:
-    run: Any = db.execute
-    run(TABLES.set_trouble, (arrival, *trouble))
+    db.execute(TABLES.set_trouble, (arrival, *trouble))

@@ -11,6 +11,7 @@ from ..._platform import files
 from ..._values.errors import StoreError, StoreFull
 from ..commit.tx import bound
 from ..disk import locks
+from ..disk.layout import HOLDER
 from ..shard import expiring
 from . import holders, live_consumers, moving, worker_reports
 from .live_consumers import Description, LiveConsumer, OnlyConsumer, Seen
@@ -93,7 +94,7 @@ class Consumers:
         self.dead_at = time.monotonic() + DEAD_SECONDS
         if self._directory is None or self._store.read_only:
             return False
-        names = holders.named(self._directory)
+        names = locks.names(self._directory, HOLDER)
         for found in holders.dead(self._directory, names):
             end = bound(expiring.end_claims, found.claims, found.single)
             healthy = self._store.healthy()

@@ -26,10 +26,7 @@ def join(directory: Path, known: Catalog, presence: locks.Presence, clock: Clock
     while known.boot_id != boot:
         # Wait in short steps: a process that opens the queue at the same time may have begun the epoch, and keeps the queue open.
         if presence.alone(BEGIN_STEP_SECONDS):
-            known = queue_db.read(directory)
-            if known.boot_id != boot:
-                queue_db.raise_epoch(directory, boot, next_offset(directory, known, clock))
-                known = queue_db.read(directory)
+            known = begin(directory, queue_db.read(directory), clock)
             break
         known = queue_db.read(directory)
         if known.boot_id != boot and time.monotonic() >= until:
@@ -40,6 +37,14 @@ def join(directory: Path, known: Catalog, presence: locks.Presence, clock: Clock
             )
     presence.join()
     return known
+
+
+def begin(directory: Path, known: Catalog, clock: Clock) -> Catalog:
+    """Begin a new epoch, unless one of this boot has begun. No other process has the queue open."""
+    if known.boot_id == clock.boot_id():
+        return known
+    queue_db.raise_epoch(directory, clock.boot_id(), next_offset(directory, known, clock))
+    return queue_db.read(directory)
 
 
 def next_offset(directory: Path, known: Catalog, clock: Clock) -> int:

@@ -16,14 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..._platform.files import Lock, open_regular
+from ..._platform.files import Lock, lock_file
 from ..._values.errors import StoreError
+from ..disk import locks
 from ..disk.layout import HOLDER
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
 
 CLAIMS: Final = 4096
 """The number of records: one of `_SINGLE`, and the newest claims. Leases of older claims end at their deadlines."""
@@ -100,18 +96,13 @@ class ProcessHold(Lock):
         return None if self._fd is None else str(self._path)
 
 
-class _Share(Lock):
-    def take(self) -> None:
-        self._lock(shared=True, seconds=0.0)
-
-
 def share(file: str | None) -> Lock | None:
     """Share the lock of another process's file, until this process or the returned lock ends."""
     if file is None:
         return None
-    held = _Share(Path(file), look=True)
+    held = Lock(Path(file), look=True)
     with suppress(StoreError, OSError):
-        held.take()
+        held.share(0.0)
     return held
 
 
@@ -127,30 +118,14 @@ class Dead(NamedTuple):
     single: bool
 
 
-def named(directory: Path) -> list[str]:
-    """Return the names of the files of processes with claims, live ones and dead ones."""
-    try:
-        return [name for name in os.listdir(directory) if name.startswith(HOLDER)]
-    except OSError:
-        return []
-
-
 def dead(directory: Path, names: Iterable[str]) -> Iterator[Dead]:
     """Yield each dead process of these files. Its file is removed when the next one is requested."""
-    for name in names if fcntl is not None else ():
-        try:
-            fd = open_regular(directory / name, os.O_RDONLY)
-        except (OSError, StoreError):
-            continue  # it was removed meanwhile, or is not a holder's file
-        try:
+    for path, fd in locks.each(directory, names):
+        with suppress(OSError):
             if _is_dead(fd):
                 data = os.pread(fd, CLAIMS * _CLAIM.size, 0)
                 yield Dead(_claims(data), data.startswith(_SINGLE))
-                (directory / name).unlink(missing_ok=True)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
+                path.unlink(missing_ok=True)
 
 
 def _is_dead(fd: int) -> bool:
@@ -160,11 +135,9 @@ def _is_dead(fd: int) -> bool:
     """
     until = time.monotonic() + LOOK_SECONDS
     while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock_file(fd):
             return os.fstat(fd).st_nlink > 0
-        with suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if lock_file(fd, shared=True):
             return False  # its process shares the lock
         if time.monotonic() >= until:
             return False

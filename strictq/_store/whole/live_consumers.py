@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from ..._platform.files import Lock, late, open_regular
-from ..._values.errors import StoreError
+from ..._platform.files import Lock, late
+from ..disk import locks
 from ..disk.layout import LIVE
 from .worker_reports import is_dead
 
@@ -251,24 +251,12 @@ def divide(shards: Iterable[int], ids: Sequence[str]) -> dict[int, str]:
 def live(directory: Path) -> list[Seen]:
     """Return the consumers whose processes live, by id. The files of dead ones are removed."""
     found: list[Seen] = []
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith(LIVE))
-    except OSError:
-        return found
-    for name in names:
-        try:
-            fd = open_regular(directory / name, os.O_RDONLY)
-        except (OSError, StoreError):
-            continue  # it left meanwhile, or this is not a consumer's file
-        try:
+    for path, fd in locks.each(directory, locks.names(directory, LIVE)):
+        with suppress(OSError):
             if is_dead(fd):
-                (directory / name).unlink(missing_ok=True)
-            elif (seen := _decoded(name.removeprefix(LIVE), os.pread(fd, BYTES, 0))) is not None:
+                path.unlink(missing_ok=True)
+            elif (seen := _decoded(path.name.removeprefix(LIVE), os.pread(fd, BYTES, 0))) is not None:
                 found.append(seen)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
     return found
 
 

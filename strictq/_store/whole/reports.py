@@ -35,6 +35,7 @@ from ..shipping.values import FRAME_BYTES
 from ..tables import key_states, outputs
 from . import moving
 from .live_consumers import statuses
+from .routing import config_version
 from .store import Store
 from .worker_reports import Attempt
 
@@ -281,8 +282,7 @@ class Reports:
 
         def look(lanes: ShardLanes) -> tuple[bool, str | None]:
             now = self._store.now()
-            said = outputs.of(lanes.db, key, seq, now) if outputs.has_table(lanes.memory.mark) else None
-            if said is not None:
+            if (said := _kept_output(lanes, key, seq, now)) is not None:
                 return True, said
             view = looking.view(lanes, key, now)
             if view is None or not 1 <= seq <= view.tail:
@@ -292,11 +292,7 @@ class Reports:
         ended, said = self._store.look_at_owner(key, lambda shard, anywhere: shard.view(_unchecked(look) if anywhere else look))
         if ended and said is None:
             for shard in self._store.former(self._owner(key), key):
-                said = said or shard.view(
-                    lambda lanes: (
-                        outputs.of(lanes.db, key, seq, self._store.now()) if outputs.has_table(lanes.memory.mark) else None
-                    )
-                )
+                said = said or shard.view(bound(_kept_output, key, seq, self._store.now()))
         return ended, said
 
     def output_of_keyless(self, shard: int, arrival: int) -> tuple[bool, str | None]:
@@ -318,7 +314,7 @@ class Reports:
 
     def explain(self, key: bytes) -> Explanation:
         """Return why a key is, or is not, delivered now."""
-        config = self._store.keep_up(self._store.shard_of(key).view(_config_version))
+        config = self._store.keep_up(self._store.shard_of(key).view(config_version))
 
         def report(view: LaneView | None, shard: int) -> tuple[Explanation, Attempt | None]:
             found = reporting.explain(view, key, self._store.time, shard, config)
@@ -533,10 +529,6 @@ def _unshipped(shard: Shard, status: ShipStatus) -> int:
     return wal_file.frames_behind(shard.path, known) * FRAME_BYTES
 
 
-def _config_version(lanes: ShardLanes) -> int:
-    return lanes.memory.mark.config_version
-
-
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:
     try:
         empties = store.unwritten_empties(shard.number)
@@ -605,6 +597,10 @@ def _look_at_keyless(store: Store, number: int, arrival: int, report: Callable[[
         return None if found is None else report(*found)
 
     return store.shards[number].view(look)
+
+
+def _kept_output(lanes: ShardLanes, key: bytes, seq: int, now: int) -> str | None:
+    return outputs.of(lanes.db, key, seq, now) if outputs.has_table(lanes.memory.mark) else None
 
 
 def _peek_oldest(lanes: ShardLanes, limit: int, time: QueueTime) -> list[PeekedMessage]:

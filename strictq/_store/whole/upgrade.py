@@ -12,11 +12,9 @@ import attrs
 
 from ..._platform import files
 from ..._platform.clock import Clock
-from ..._values import hints
-from ..._values.errors import QueueNotFound, StoreBusy, StoreFull, StrictqError
+from ..._values.errors import QueueNotFound, StoreFull, StrictqError
 from ..._values.findings import Migration
 from ..catalog import queue_db
-from ..catalog.contents import Catalog
 from ..commit.connection import check_file, connect, translate
 from ..disk import formats as migrate
 from ..disk import layout, locks
@@ -44,12 +42,7 @@ def upgrade(
     found = _look(directory)
     if dry_run or found.done:
         return found
-    presence = locks.Presence(directory)
-    try:
-        if not presence.alone(ALONE_SECONDS):
-            raise StoreBusy(
-                "the queue is open, in this process or another one; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE
-            )
+    with locks.held_alone(directory, ALONE_SECONDS, look=False) as presence:
         free = files.free_bytes(directory / layout.CATALOG)
         if free is not None and free < found.needs_bytes:
             raise StoreFull(
@@ -59,8 +52,6 @@ def upgrade(
         queue_db.bring_up(directory, found.format)
         on_progress(1, found.files)
         _bring_up_shards(directory, clock, presence, on_progress, on_messages)
-    finally:
-        presence.leave()
     return attrs.evolve(found, done=True)
 
 
@@ -95,7 +86,7 @@ def _bring_up_shards(
 
     A shard is opened as for writing, which verifies it before its steps run.
     """
-    known = _of_this_boot(directory, queue_db.read(directory), clock)
+    known = epoch.begin(directory, queue_db.read(directory), clock)
     store = Store(directory, known, clock, durability="full")
     store.presence = presence
     store.mover = partial(moving.move, on_messages=on_messages)
@@ -111,11 +102,3 @@ def _bring_up_shards(
         store.close()
     if failures:
         raise failures[0]
-
-
-def _of_this_boot(directory: Path, known: Catalog, clock: Clock) -> Catalog:
-    """Begin a new epoch if the machine booted since the queue was last used, as the first process that opens it does."""
-    if known.boot_id == clock.boot_id():
-        return known
-    queue_db.raise_epoch(directory, clock.boot_id(), epoch.next_offset(directory, known, clock))
-    return queue_db.read(directory)

@@ -19,15 +19,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import attrs
 
-from ..._platform.files import Lock, open_regular
-from ..._values.errors import StoreError
+from ..._platform.files import Lock, lock_file, opened
 from ..._values.stats import OpenBreaker
+from ..disk import locks
 from ..disk.layout import BREAKER, PROGRESS, SPANS, WATCH
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
 
 BYTES: Final = 4096
 """Every report is padded to this size, so that it is replaced by one write."""
@@ -142,56 +137,23 @@ class PrivateNotice(Generic[R]):
 def read_all(directory: Path, kind: type[R]) -> list[R]:
     """Return the reports of a kind whose writers are alive, oldest first."""
     found: list[R | None] = []
-    for path in _named(directory, PREFIXES[kind]):
-        fd = _open(path)
-        if fd is None:
-            continue
-        try:
+    for _, fd in locks.each(directory, locks.names(directory, PREFIXES[kind])):
+        with suppress(OSError):  # an unreadable file is skipped
             if not is_dead(fd):
                 found.append(_decoded(os.read(fd, SLOT_BYTES * HANDLERS_MAX), kind))
-        except OSError:
-            pass  # an unreadable file is skipped
-        finally:
-            os.close(fd)
     return sorted((report for report in found if report is not None), key=lambda report: report.since)
-
-
-def _named(directory: Path, prefix: str) -> list[Path]:
-    try:
-        return [directory / name for name in os.listdir(directory) if name.startswith(prefix)]
-    except OSError:
-        return []
-
-
-def _open(path: Path) -> int | None:
-    try:
-        return open_regular(path, os.O_RDONLY)
-    except (OSError, StoreError):
-        return None  # it was removed meanwhile, or is not a report
 
 
 def is_dead(fd: int) -> bool:
     """Return whether no process holds a lock on the file."""
-    if fcntl is None:  # pragma: no cover - Windows
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return lock_file(fd, shared=True)
 
 
 def _remove_dead(directory: Path, prefix: str) -> None:
     """Remove the reports of processes that were killed. A file has this name only once it is locked."""
-    for path in _named(directory, prefix):
-        fd = _open(path)
-        if fd is None:
-            continue
-        try:
-            if is_dead(fd):
-                path.unlink(missing_ok=True)
-        finally:
-            os.close(fd)
+    for path, fd in locks.each(directory, locks.names(directory, prefix)):
+        if is_dead(fd):
+            path.unlink(missing_ok=True)
 
 
 def watch(directory: Path) -> None:
@@ -200,11 +162,8 @@ def watch(directory: Path) -> None:
     Raises:
         OSError, StoreError: the file can't be written.
     """
-    fd = open_regular(directory / WATCH, os.O_WRONLY | os.O_CREAT)
-    try:
+    with opened(directory / WATCH, os.O_WRONLY | os.O_CREAT) as fd:
         os.utime(fd)
-    finally:
-        os.close(fd)
 
 
 def is_watched(directory: Path) -> bool:
