@@ -493,7 +493,12 @@ def resume(root: Path, run: Run, events: list[Event], *, seed: int, steps: int, 
         journal.note("ready")
         queue = strictq.open(Path(journal.root, PLACE), clock=clock)
         program = Wide(Named(queue, recorder, f"again-{seed}"), clock, random.Random(seed))
-        program.recorded.batches += [copy.copy(batch) for batch in run.batches if batch.at <= len(events)]
+        for batch in run.batches:
+            if batch.at <= len(events):
+                kept = copy.copy(batch)
+                if kept.until >= len(events):
+                    kept.until = FOREVER  # the cut came before the withdrawal
+                program.recorded.batches.append(kept)
         program.work(steps)
         journal.note("last")
         journal.recording = False
