@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 SLOW_PLACES = frozenset(
     """
     conformance crash docs faults history multiprocess power replication spark
-    cli/test_demo.py cli/test_frame.py cli/test_run.py cli/test_work.py property/test_model.py property/test_small_scope.py
+    cli/test_demo.py cli/test_frame.py cli/test_run.py cli/test_work.py property/test_model.py property/test_recorded_batches.py
+    property/test_small_scope.py
     store/test_busy.py store/test_descriptors.py store/test_disk_full.py store/test_foreign.py store/test_salvage.py
     store/test_every_interrupt.py store/test_traps.py testing/test_howto.py testing/test_plugin.py
     unit/test_benchmarks.py unit/test_benchmarks_peers.py unit/test_checker.py

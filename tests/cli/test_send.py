@@ -564,6 +564,7 @@ def test_a_second_signal_after_the_commit_leaves_a_doubt(
     assert contents(path) == {"k": bodies(20)}
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_sent_what_a_repeated_one_need_not(path: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("".join(f'{{"k": "k{n % 7}", "id": {n}}}\n' for n in range(20_000)))
     args = ("send", str(path), "in", "-k", "k", "--dedup-field", "id", "--batch", "50", "--json")

@@ -1,6 +1,6 @@
 """Named consumers, workers, operators, restarts and reboots in any order: every message is processed once, and batches repeat.
 
-The logs of hot lanes are folded after a few rows. After each fold, memory must equal one that is built from the tables. At the
+Journals are cut after a few rows. After each fold, memory must equal one that is built from the tables. At the
 end of some walks, another process and a fork of it open a copy of the queue, a restored copy, and a promoted replica.
 """
 

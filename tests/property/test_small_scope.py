@@ -28,7 +28,6 @@ def enumeration(tmp_path: Path) -> Iterator[Enumeration]:
         made.close()
 
 
-@pytest.mark.smoke
 def test_every_sequence_of_three_steps(enumeration: Enumeration) -> None:
     assert len(enumeration.beginnings(2)) == BEGINNINGS
     enumeration.all_below((), 3)

@@ -122,7 +122,7 @@ def rows(path: str, **options: str) -> list[tuple[str | None, int, bytes, tuple[
 
 
 def fill(q: Queue) -> None:
-    """Send messages of every kind, so that some are only in the logs of hot lanes."""
+    """Send messages of every kind, so that some are only in the journal."""
     q.send_many(Message(b"%d" % n, key=f"k{n % 7}") for n in range(50))
     q.send_many(Message(b"%d" % n, key=None) for n in range(20))
     q.send(b"x" * 100_000, "large", headers={"a": "b"})
@@ -138,7 +138,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same(found: list[tuple[str | None, int, bytes, tuple[tuple[str, str], ...]]], original: Queue) -> None:
-    """Compare with what the original has once its hot lanes are in the tables."""
+    """Compare with what the original has, and look at the order of each key."""
     expected = rows(original.path)
     assert len(found) == len(expected) == original.stats().depth
     assert sorted(found, key=repr) == sorted(expected, key=repr)

@@ -66,7 +66,7 @@ def consume(q: Queue) -> None:
 
 VERBS: Final[dict[str, tuple[Callable[[Queue, int], Any], Callable[[Queue, int, Any], object]]]] = {
     "send": (nothing, lambda q, n, _: q.send(b"x", f"a{n}")),
-    "send to a hot lane": (send_all, lambda q, n, _: q.send(b"x", f"a{n}")),
+    "send to a lane in memory": (send_all, lambda q, n, _: q.send(b"x", f"a{n}")),
     "send, dedup id": (nothing, lambda q, n, _: q.send(b"x", f"a{n}", dedup_id="id")),
     "send_many": (nothing, lambda q, n, _: send_all(q, n)),
     "send_many, headers": (nothing, lambda q, n, _: send_all(q, n, options=True)),

@@ -34,7 +34,6 @@ def queue(strict_queue: Queue) -> Queue:
 # ---- the whole queue
 
 
-@pytest.mark.smoke
 def test_a_paused_queue_delivers_nothing_and_takes_everything(q: Queue) -> None:
     for n in range(4):
         q.send(b"%d" % n, key="k")

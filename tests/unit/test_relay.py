@@ -81,7 +81,6 @@ def bodies(q: Queue, *keys: Any) -> list[bytes]:
     return [m.body for key in keys for m in q.peek(key, 10_000)]
 
 
-@pytest.mark.smoke
 def test_rows_become_messages_in_their_order(q: Queue, program: Program) -> None:
     program.put(*((f"key-{n % 3}", b"%d" % n) for n in range(25)))
     assert relay(program.db, q, batch=10) == 25
@@ -141,6 +140,7 @@ def test_rows_that_commit_late_are_not_lost(q: Queue, program: Program) -> None:
     slow.close()
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Path, program: Program) -> None:
     """Before and after each call of the database and of the queue."""
     program.put(*((f"key-{n % 2}", b"%d" % n) for n in range(12)))

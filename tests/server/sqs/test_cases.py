@@ -15,7 +15,7 @@ REAL_SECONDS = 0.1
 """Steps that wait less than this wait for another thread, and not for the queue's time."""
 
 
-@pytest.mark.parametrize("protocol", [JSON, QUERY])
+@pytest.mark.parametrize("protocol", [JSON, pytest.param(QUERY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["memory", "disk"])
 def test_cases(protocol: str, on_disk: bool, tmp_path: Path) -> None:
     with sqs_endpoint(tmp_path if on_disk else None) as server:
