@@ -36,7 +36,7 @@ SELECT n, c1 FROM parcel WHERE number = ? AND kind = ? ORDER BY n LIMIT 2;
 SELECT coalesce(sum(high_water), 0) FROM inlet WHERE origin GLOB ?;
 
 -- name: keys_after
--- moving.ahead: some lanes, by key. Takes the last key that was read, and how many (-1: all). Index: primary key.
+-- moving: some lanes, by key. Takes the last key that was read, and how many. Index: primary key.
 SELECT key, tail - first + 1, ids FROM lane WHERE key > ?1 ORDER BY key LIMIT ?2;
 
 -- name: parked

@@ -105,4 +105,4 @@ def keyless_by_hash(dedup_id: str) -> bytes:
 
 def shared_key(raw: bytes) -> bytes:
     """Return the key that state is stored under. A parked keyless message shares the state of its original lane."""
-    return raw.split(ASIDE)[0] if is_keyless(raw) else raw
+    return raw.split(ASIDE)[0] if raw.startswith(KEYLESS) else raw

@@ -40,6 +40,7 @@ from strictq._values.hashing import hash_key
 from strictq._values.keys import Key, encode_key
 from strictq.testing import FakeClock
 from tests.support.internals import connection_of, store_of
+from tests.support.moved_ranges import finish
 from tests.support.queues import Opener
 from tests.support.recorded_batches import holder, read
 
@@ -149,8 +150,7 @@ def test_a_key_without_a_lane_takes_its_rows_along_when_it_is_used(disk: Opener)
             tx.execute("UPDATE app_any SET n = -n WHERE owner = ? AND typeof(owner) = typeof(?)", (key, key))
         assert other.send(b"", key=key).seq in (1, 2)
     assert rows(other) == expected
-    moving.resume(store_of(q))
-    assert q.topology().moving is None
+    finish(q)
     assert rows(other) == expected
     assert q.check() == []
 

@@ -115,6 +115,20 @@ def test_a_move_changes_nothing_that_users_see(q: Queue, disk: Opener, clock: Fa
     assert q.check() == []
 
 
+def test_a_read_passes_few_of_the_lanes_that_stay(q: Queue, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(q, clock)
+    before, lanes = seen(q), q.stats().lanes
+    monkeypatch.setattr(steps, "PASSED_MAX", 3)
+    found: list[list[bytes]] = []
+    real = steps.ahead
+    monkeypatch.setattr(steps, "ahead", lambda *args: found.append((ahead := real(*args)).keys) or ahead)
+    assert q.isolate(MOVING).lanes == 1
+    assert len(found) == 1 + lanes // 3
+    assert [keys for keys in found if keys] == [[encode_key(MOVING)]]
+    assert seen(q) == before
+    assert q.check() == []
+
+
 def test_every_verb_finds_a_key_that_has_moved(q: Queue, disk: Opener, clock: FakeClock) -> None:
     """Each is the first call of an object that has not heard of the move."""
     key = MOVING

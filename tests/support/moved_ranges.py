@@ -161,9 +161,10 @@ def after_each_commit(work: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Let few lanes leave at a time in this block."""
+    """Let few lanes leave, and be looked at, at a time in this block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "LANES_MAX", 4)
+        patch.setattr(steps, "PASSED_MAX", 8)
         yield
 
 

@@ -43,7 +43,9 @@ _DEDUPS: Final = repeated(RANGES.dedup, 256, 32, 4, 1)
 _DROP_LANES: Final = repeated(RANGES.drop_lanes, 256, 32, 4, 1)
 _STATES: Final = repeated(RANGES.key_state, 256, 32, 4, 1)
 SCAN: Final = 4_096
-"""How many rows are read at once to find the next lanes of the range."""
+"""How many rows are read at once to find keys of the range."""
+PASSED_MAX: Final = 16_384
+"""How many lanes, most of which may stay, are looked at in one read transaction: the WAL can't be reset meanwhile."""
 
 
 class Ahead(NamedTuple):
@@ -51,7 +53,7 @@ class Ahead(NamedTuple):
 
     Attributes:
         keys: of these lanes, in order. Lanes of parked messages have the key of the lane that these were sent to.
-        after: the key up to which there are no others. None: there are none behind them.
+        after: the key up to which there are no others. None: there are none behind them. There may be no keys before it.
         messages: those that will probably leave with them, by arrival number. `sizes`: their bytes; 0 is the size of number 0.
     """
 
@@ -125,11 +127,11 @@ def has_lane_within(store: ShardLanes, lo: int, hi: int) -> bool:
     return False
 
 
-def is_busy(store: ShardLanes) -> bool:
-    """Return whether more has changed since the last fold than one slice writes."""
+def is_behind(store: ShardLanes, upto: int) -> bool:
+    """Return whether something that changed up to a position is not at rest."""
     memory = store.memory
-    resolved = sum(len(ids) for _, ids in memory.gone)
-    return len(memory.dirty) > memory.limits.slice or resolved > memory.limits.deleted
+    changed = next(iter(memory.dirty.values()), NEVER)
+    return min(changed, memory.gone[0][0] if memory.gone else NEVER) <= upto
 
 
 def app_tables(db: apsw.Connection, shard: int) -> list[KeyedTable]:
@@ -204,9 +206,9 @@ def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk
     keys, ids, messages = list[bytes](), list[list[int]](), 0
     end: bytes | None = None
     lanes, log = LaneRows(db, shard, chunk), LogRows(db, shard)
-    for key, deep, packed in db.execute(RANGES.keys_after, (after, -1)):
-        base = shared_key(key)
-        if passage.has(hash_of(base)):
+    for n, (key, deep, packed) in enumerate(db.execute(RANGES.keys_after, (after, PASSED_MAX)), 1):
+        if passage.has(hash_of(key)):
+            base = shared_key(key)
             if not keys or base != keys[-1]:
                 if keys and (len(keys) >= LANES_MAX or messages + deep > MESSAGES_MAX):
                     end = after
@@ -217,6 +219,8 @@ def ahead(db: apsw.Connection, shard: int, passage: Passage, after: bytes, chunk
             has_all = packed is None or len(packed) == ID_BYTES * deep
             ids[-1] += unpack((packed if has_all else _whole(lanes, lanes.row(key)).ids) or b"")
         after = key
+        if n == PASSED_MAX:
+            end = key
     sizes = {0: 0}
     fitting = _fitting(log, keys, ids, sizes)
     if fitting < len(keys):
@@ -375,11 +379,9 @@ def loose(db: apsw.Connection, shard: int, passage: Passage, place: Place) -> tu
         name = STATES if table is None else table.name
         if name < begin:
             continue
-        while keys := _keys_after(db, table, after):
-            after = keys[-1][1]
+        if keys := _keys_after(db, table, after):
             found = [key for key, _ in keys if key is not None and passage.has(hash_of(key)) and not _has_lane(db, key)]
-            if found:
-                return found, (name, after)
+            return found, (name, keys[-1][1])
         after = None
     return [], None
 
@@ -615,22 +617,26 @@ def _renumbered(row: LaneAtRest, new: dict[int, int], lsn: int, here: int, origi
     Args:
         here, origin: the numbers of the two shards.
     """
-    opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
-    for name in {"front", "waiting"} & opts.keys():
-        opts[name] = [[seq, new[i]] for seq, i in opts[name]]
-    if "tried" in opts:
-        opts["tried"] = [[new[i], *tried] for i, *tried in opts["tried"] if i in new]
-    if "redriven" in opts:
-        opts["redriven"] = sorted(new[i] for i in opts["redriven"] if i in new)
-    issuer = opts.pop("issuer", origin + 1)
-    if row.token is not None and issuer != here + 1:
-        opts["issuer"] = issuer
     ids = [new.get(i, 0) for i in unpack(row.ids or b"")]
-    if 0 in ids:
-        opts["holes"] = [seq for seq, i in enumerate(ids, row.first) if not i]
-    head = opts["front"][0][1] if opts.get("front") else next(filter(None, ids), 0)
+    head = next(filter(None, ids), 0)
+    text = None
+    if row.opts is not None or row.token is not None or 0 in ids:
+        opts: dict[str, Any] = json.loads(row.opts) if row.opts else {}
+        for name in {"front", "waiting"} & opts.keys():
+            opts[name] = [[seq, new[i]] for seq, i in opts[name]]
+        if "tried" in opts:
+            opts["tried"] = [[new[i], *tried] for i, *tried in opts["tried"] if i in new]
+        if "redriven" in opts:
+            opts["redriven"] = sorted(new[i] for i in opts["redriven"] if i in new)
+        issuer = opts.pop("issuer", origin + 1)
+        if row.token is not None and issuer != here + 1:
+            opts["issuer"] = issuer
+        if 0 in ids:
+            opts["holes"] = [seq for seq, i in enumerate(ids, row.first) if not i]
+        head = opts["front"][0][1] if opts.get("front") else head
+        text = json.dumps(opts) if opts else None
     position = None if row.position is None else place_of_arrival(head)
-    return row._replace(lsn=lsn, position=position, opts=json.dumps(opts) if opts else None, ids=pack(ids))
+    return row._replace(lsn=lsn, position=position, opts=text, ids=pack(ids))
 
 
 def admit(tx: Tx, key: bytes, move: str, floor: int) -> None:
@@ -654,6 +660,7 @@ def admit(tx: Tx, key: bytes, move: str, floor: int) -> None:
 
 __all__ = [
     "BEGIN", "Left", "Parcel", "Place", "admit", "ahead", "app_tables", "arrivals", "arrive", "departed", "depths",
-    "has_lane_within", "inlet", "is_busy", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose", "newest_arrival",
-    "note_sends", "of_shard", "own", "read", "rows_in_the_way", "sends_arrived", "sends_inlet", "set_ranges", "sweep", "tell",
+    "has_lane_within", "inlet", "is_behind", "is_in_use", "is_loose", "leave", "leave_loose", "long_key", "loose",
+    "newest_arrival", "note_sends", "of_shard", "own", "read", "rows_in_the_way", "sends_arrived", "sends_inlet",
+    "set_ranges", "sweep", "tell",
 ]  # fmt: skip

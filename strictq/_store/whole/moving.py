@@ -434,8 +434,10 @@ class Moving:
                 hint=hints.CLEAR_ROWS,
             )
         for shard in self._store.shards:  # every shard must know that keys may be elsewhere
-            _bring_to_rest(shard)
-            if shard.view(lambda lanes: lanes.memory.ranges is None):
+            knows = shard.view(_has_moved)
+            if not knows or shard in (source, target):
+                _bring_to_rest(shard)
+            if not knows:
                 shard.run(lambda tx, shard=shard: steps.tell(tx, self._of(tx, shard)))  # type: ignore[misc]
         passage = Passage(os.urandom(8).hex(), lo, hi, target.number)
         there = attrs.evolve(passage, shard=source.number)
@@ -463,6 +465,9 @@ class Moving:
         while after is not None:
             # Most of a large shard may be outside the range. It is read without the write lock.
             found = source.look(bound(steps.ahead, source.number, passage, after, source.lanes.memory.limits.chunk))
+            if not found.keys and found.after is not None:
+                after = found.after
+                continue
             began = time.monotonic()
             left = source.drain(bound(steps.leave, passage, found))
             if left is None:
@@ -651,8 +656,9 @@ def _has_moved(lanes: ShardLanes) -> bool:
 
 
 def _bring_to_rest(shard: Shard) -> None:
-    """Fold most of what has changed in a shard, in steps that other callers hardly wait for. A step of a move folds the rest."""
-    while shard.view(steps.is_busy):
+    """Fold what has changed in a shard, in steps that other callers hardly wait for. A step of a move folds the rest."""
+    upto = shard.view(lambda lanes: lanes.commits)
+    while shard.view(bound(steps.is_behind, upto)):
         shard.run(lambda tx: tx.lanes.folder.slice(tx.now))
 
 
