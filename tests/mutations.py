@@ -2001,7 +2001,7 @@ MUTATIONS = [
     Mutation(
         "a promoted copy of a replica is checked",
         "strictq/replication/proving.py",
-        "problems = checking.reports.check(fix=False)",
+        "problems = self._checking.reports.check(fix=False)",
         "problems: list[object] = []",
         ("tests/replication/test_proving.py",),
     ),

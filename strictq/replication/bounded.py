@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from .._values.errors import StrictqError, TargetUnavailable
+from .._values.errors import TargetUnavailable
 from .remote import ReplicaTarget
 from .segment_files import SegmentFiles
 from .target import ShipTarget
@@ -20,6 +21,7 @@ from .target import ShipTarget
 ANSWER_SECONDS: Final = 60.0
 """The longest duration of a call to a target."""
 LOOK_SECONDS: Final = 0.2
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -102,6 +104,16 @@ class TargetThread:
         self._at_end()
 
 
+def _handed(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method as one call of the thread."""
+
+    def handed(self: BoundedFiles, /, *args: P.args, **options: P.kwargs) -> T:
+        work: Callable[[], T] = partial(getattr(self._target, method.__name__), *args, **options)
+        return self._thread.call(work)
+
+    return handed
+
+
 class BoundedFiles(SegmentFiles):
     """A target that keeps segments, with its I/O done by a TargetThread: each read and write is one call."""
 
@@ -113,47 +125,26 @@ class BoundedFiles(SegmentFiles):
     def __str__(self) -> str:
         return str(self._target)
 
-    def names(self) -> list[str]:
-        return self._thread.call(self._target.names)
-
-    def read(self, name: str, most: int) -> bytes:
-        return self._thread.call(lambda: self._target.read(name, most))
+    names = _handed(SegmentFiles.names)
+    read = _handed(SegmentFiles.read)
+    exists = _handed(SegmentFiles.exists)
+    create = _handed(SegmentFiles.create)
+    replace = _handed(SegmentFiles.replace)
+    remove = _handed(SegmentFiles.remove)
+    tidy = _handed(SegmentFiles.tidy)
+    written_at = _handed(SegmentFiles.written_at)
+    stored_bytes = _handed(SegmentFiles.stored_bytes)
+    make = _handed(SegmentFiles.make)
+    translated = _handed(ShipTarget.translated)
 
     def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
         yield from self._thread.call(lambda: list(self._target.read_many(names, most)))
-
-    def exists(self, name: str) -> bool:
-        return self._thread.call(lambda: self._target.exists(name))
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self._thread.call(lambda: self._target.create(name, data))
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._thread.call(lambda: self._target.replace(name, data))
-
-    def remove(self, names: list[str]) -> None:
-        self._thread.call(lambda: self._target.remove(names))
-
-    def tidy(self, names: list[str]) -> None:
-        self._thread.call(lambda: self._target.tidy(names))
-
-    def written_at(self, name: str) -> float | None:
-        return self._thread.call(lambda: self._target.written_at(name))
-
-    def stored_bytes(self, numbers: Iterable[int]) -> int:
-        return self._thread.call(lambda: self._target.stored_bytes(numbers))
 
     def holds(self, path: Path) -> bool:
         return self._target.holds(path)
 
     def require_apart(self, queue: Path) -> None:
         self._target.require_apart(queue)
-
-    def make(self) -> None:
-        self._thread.call(self._target.make)
-
-    def translated(self, what: str, error: Exception) -> StrictqError | None:
-        return self._thread.call(lambda: self._target.translated(what, error))
 
 
 def bounded(target: ShipTarget, thread: TargetThread) -> ShipTarget:

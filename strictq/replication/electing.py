@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +64,8 @@ class Reach:
         Raises:
             TargetUnavailable: it does not answer.
         """
-        target = self.at(address)
-        try:
+        with closing(self.at(address)) as target:
             return target.vote(message)
-        finally:
-            target.close()
 
 
 Change = Callable[[Membership, str], Membership]
@@ -185,13 +183,11 @@ def _caught_up(
     address = dict(round.decided.members)[round.ahead[1]]
     if round.ahead[0].n == PRIMARY_N:
         raise NotElected(f"{address} was promoted and is running; nothing was changed", hint=hints.ELECTED_OTHER)
-    source = reach.at(address)
-    try:
-        fetch(source)
-    except StrictqError as e:
-        raise _behind(address, Exception.__str__(e)) from e
-    finally:
-        source.close()
+    with closing(reach.at(address)) as source:
+        try:
+            fetch(source)
+        except StrictqError as e:
+            raise _behind(address, Exception.__str__(e)) from e
     round = round.caught_up(position())
     if round.ahead is not None:
         raise _behind(address, "its log no longer has that segment")

@@ -17,6 +17,7 @@ from .remote import ReplicaTarget
 from .replica_home import ReplicaState
 from .replica_log import Logged, LogPlace
 from .segment import hash_of
+from .target import Beat
 
 NEXT_SECONDS: Final = 8.0
 """Seconds that this replica waits for the next one, less than its own client waits for it."""
@@ -24,17 +25,6 @@ RETRY_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 2.0
 KEEP_BYTES: Final = 1 << 30
 """Bytes of the log kept for a next replica that is unreachable. Beyond that, it gets the whole queue later."""
-
-
-class Beat(NamedTuple):
-    """The contents of a primary's heartbeat; see ShipTarget.beat."""
-
-    queue_id: str
-    history_id: str
-    term: int
-    x: int
-    confirmed: bool
-    generation: int
 
 
 class KeptSegment(NamedTuple):
@@ -200,10 +190,7 @@ class Forwarding:
             offered = beat if ticket > self._beaten else None
             kept = self._following(self._there)
         if offered is not None:
-            self._target.beat(
-                offered.queue_id, offered.history_id, offered.term, offered.x, confirmed=offered.confirmed,
-                generation=offered.generation,
-            )  # fmt: skip
+            self._target.beat(offered)
         if kept is not None:
             data = self._read(kept.place)
             if hash_of(data) != kept.hash:

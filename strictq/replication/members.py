@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from .._platform.files import real_path
+import attrs
+
 from .._store.api import Storage
 from .._values import hints
 from .._values.errors import ConfigError, Diverged, InvalidArgument, QueueNotFound, StrictqError
@@ -14,7 +16,7 @@ from .._values.findings import ChainMember, Members
 from .electing import Reach, decide
 from .membership import Votes
 from .places import parse, replica_at
-from .replica_home import LIVE, ReplicaState, is_replica
+from .replica_home import LIVE, ReplicaState, given_path, is_replica
 from .voting import MEMBERS_MAX, Membership, Question, VoterState
 
 
@@ -49,11 +51,10 @@ def members(
         TargetUnavailable: a new member can't be reached; nothing was changed.
     Source: docs/howto/replication.md
     """
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-        raise InvalidArgument(f"path must be a queue or a replica's directory, not {path!r}")
+    home = given_path(path, "path must be a queue or a replica's directory")
     if sum((bool(form), add is not None, drop is not None)) > 1:
         raise InvalidArgument("use only one of form, add and drop: members change one at a time")
-    home = home_of(Path(real_path(os.path.expanduser(path))))
+    home = home_of(home)
     reach = Reach(token_file, authority)
     for each in (*form, *(() if add is None else (add,))):
         if token_file is not None:
@@ -120,14 +121,11 @@ def _id_of(reach: Reach, address: str, queue_id: str, history_id: str) -> str:
     Raises:
         Diverged: it belongs to another queue or history, or is still empty.
     """
-    target = reach.at(address)
-    try:
+    with closing(reach.at(address)) as target:
         found = target.identity()
         if found is None or (found["queue_id"], found["history_id"]) != (queue_id, history_id):
             raise Diverged(f"{address} does not receive this history of the queue; nothing was changed", hint=hints.FEED_FIRST)
         return target.vote(Question("look")).state.id
-    finally:
-        target.close()
 
 
 def _teach(reach: Reach, address: str, first: Membership) -> None:
@@ -173,9 +171,7 @@ def _drop(votes: Votes, reach: Reach, address: str) -> None:
 
 
 def _changed(decided: Membership, others: tuple[tuple[str, str], ...]) -> Membership:
-    return Membership(
-        decided.version + 1, decided.term, decided.queue_id, others, decided.primary, decided.history_id
-    )  # fmt: skip
+    return attrs.evolve(decided, version=decided.version + 1, members=others)
 
 
 def _shown(home: Path, votes: Votes, reach: Reach) -> Members:
@@ -220,9 +216,6 @@ def is_dropped(queue: Path, address: str) -> bool:
     except StrictqError:
         return False
     decided = None if state is None else state.decided
-    return (
-        decided is not None
-        and state is not None
-        and decided.primary == state.id
-        and (address not in dict(decided.members).values())
-    )
+    if state is None or decided is None or decided.primary != state.id:
+        return False
+    return address not in dict(decided.members).values()

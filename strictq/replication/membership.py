@@ -111,14 +111,14 @@ def membership_from(found: Any) -> Membership | None:
     pairs = tuple((_text(member), _text(address)) for member, address in members)
     if not 1 <= len(pairs) <= MEMBERS_MAX or len(dict(pairs)) != len(pairs):
         raise ValueError("not a chain")
-    return Membership(_number(version), _number(term), _text(queue_id), pairs, _text(primary), _text(history_id))
+    return Membership(number(version), number(term), _text(queue_id), pairs, _text(primary), _text(history_id))
 
 
 def ballot_from(found: Any) -> Ballot | None:
     if found is None:
         return None
     number, host = found
-    return Ballot(_number(number), _text(host))
+    return Ballot(number(number), _text(host))
 
 
 def state_values(state: VoterState) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _text(found: object) -> str:
     return found
 
 
-def _number(found: object) -> int:
+def number(found: object) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 1 << 62:
         raise ValueError("not a number")
     return found

@@ -7,8 +7,8 @@ the data that is never merged. The old queue's directory is only read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from .._platform.clock import Clock, SystemClock
-from .._platform.files import real_path
 from .._store import api
 from .._store.api import Fork, Storage
 from .._values import hints
 from .._values.errors import ConfigError, InvalidArgument
 from .._values.findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
 from .._values.keys import decode_key, is_keyless
-from .replica_home import at_replica
+from .replica_home import at_replica, given_path
 
 if TYPE_CHECKING:
     from .._store.api import Arriving, Listed
@@ -84,23 +83,16 @@ def place_of(path: str | os.PathLike[str], name: str, clock: Clock) -> Path:
         InvalidArgument: the argument is not a path.
         ReadOnlyQueue: it is a living replica.
     """
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-        raise InvalidArgument(f"{name} must be the path of a queue, not {path!r}")
-    place = Path(real_path(os.path.expanduser(path)))
+    place = given_path(path, f"{name} must be the path of a queue")
     found = at_replica(place, clock, read_only=False)
     return place if found is None else found[0]
 
 
-@contextmanager
-def opened(path: Path, clock: Clock, *, read_only: bool) -> Iterator[Storage]:
+def opened(path: Path, clock: Clock, *, read_only: bool) -> closing[Storage]:
     """Open a queue for the block."""
-    storage = Storage.open(
+    return closing(Storage.open(
         path, shards=None, durability=None, config=None, create=False, read_only=read_only, clock=clock, hook=None
-    )
-    try:
-        yield storage
-    finally:
-        storage.close()
+    ))  # fmt: skip
 
 
 def _fork_of(left: Storage, right: Storage) -> Fork:

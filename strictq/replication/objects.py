@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from .._platform.extras import need
@@ -89,12 +88,6 @@ class ObjectTarget(SegmentFiles):
                 raise  # the store's answer: there is no such bucket
             return []  # a prefix without objects
         return [entry for entry in found if entry["name"] != self.root]
-
-    def holds(self, _path: Path) -> bool:
-        return False
-
-    def require_apart(self, _queue: Path) -> None:
-        """Do nothing: no queue directory is in an object store."""
 
     def names(self) -> list[str]:
         return [entry["name"][len(self.root) + 1 :] for entry in self._listed()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,6 @@ import attrs
 
 from .._platform import files
 from .._platform.clock import MICROSECONDS, Clock, SystemClock
-from .._platform.files import real_path
 from .._store import api
 from .._store.api import Replication
 from .._values import hints
@@ -35,7 +34,7 @@ from .electing import Reach, ask_decider, elect
 from .keys import key_id, read_key
 from .membership import Votes
 from .received import ReceivedSegments
-from .replica_home import LIVE, LOCK, LOOKS, PROMOTING, LastContact, ReplicaState, is_replica
+from .replica_home import LIVE, LOCK, LOOKS, PROMOTING, LastContact, ReplicaState, given_path, is_replica
 from .replica_log import ReplicaLog
 from .segment import SegmentHeader
 
@@ -89,9 +88,7 @@ def promote(
         ReplicaGap, StoreError: received data can't be read or written. Promote it again.
     Source: docs/howto/replication.md
     """
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-        raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
-    home = Path(real_path(os.path.expanduser(path)))
+    home = given_path(path, "path must be the replica's directory")
     clock = clock or SystemClock()
     key = b"" if key_file is None else read_key(key_file)
     if not is_replica(home):
@@ -166,16 +163,13 @@ def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) ->
 def _received(home: Path, key: bytes, state: ReplicaState) -> tuple[SegmentHeader | None, int]:
     """Return the last segment of the newest complete cut, and the number of later segments of an incomplete one."""
     last, behind = state.applied, 0
-    log = ReplicaLog(home, key, state)
-    try:
+    with closing(ReplicaLog(home, key, state)) as log:
         for logged in log.load(repair=False):
             if last is not None and logged.header.n <= last.n:
                 continue
             behind = 1 if logged.header.first == logged.header.n else behind + 1
             if not logged.header.more:
                 last, behind = logged.header, 0
-    finally:
-        log.close()
     return last, behind
 
 
@@ -202,11 +196,8 @@ def _promote(
             state = attrs.evolve(ReplicaState.read(home), term=term, role="promoting", promoted_as=history_id)
             state.write(home)
             on_step("fenced")
-        rest = ReceivedSegments(home, clock, key=key, promoting=hold)
-        try:
+        with closing(ReceivedSegments(home, clock, key=key, promoting=hold)) as rest:
             rest.finish()
-        finally:
-            rest.close()
         on_step("applied")
         state = ReplicaState.read(home)
         if state.applied is None:

@@ -19,6 +19,7 @@ from .._platform.log import log
 from .._store import api
 from .._values.errors import ReplicaGap, StoreCorrupt, StoreFull, StrictqError
 from .._values.stats import ReplicaProof
+from .merging_histories import opened
 from .promoting import promote_copy
 from .received import ReceivedSegments
 from .replica_home import LIVE, ReplicaState, read_proof, write_proof
@@ -140,16 +141,12 @@ class Proving:
             raise StoreFull(f"the proof that it can be promoted needs {needed:,} free bytes, and {free:,} are free", shard=-1)
 
     def _check(self, queue: Path) -> None:
-        checking = api.Storage.open(
-            queue, shards=None, durability=None, config=None, create=False, read_only=True, clock=self._clock, hook=None
-        )
-        try:
-            self._checking = checking
-            self._go_on()
-            problems = checking.reports.check(fix=False)
-        finally:
-            self._checking = None
-            checking.close()
+        with opened(queue, self._clock, read_only=True) as self._checking:
+            try:
+                self._go_on()
+                problems = self._checking.reports.check(fix=False)
+            finally:
+                self._checking = None
         if problems:
             raise StoreCorrupt(f"{problems[0].rule}: {problems[0].detail}", shard=problems[0].shard)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,7 @@ from .._values.errors import (
     StrictqError,
     TargetUnavailable,
 )
-from .forwarding import Beat, Forwarding
+from .forwarding import Forwarding
 from .keys import key_id
 from .membership import Votes
 from .newest_pages import NewestPages
@@ -48,7 +48,7 @@ from .replica_home import (
 )
 from .replica_log import Logged, LogPlace, ReplicaLog
 from .segment import SEGMENT_BYTES_MAX, SegmentHeader, SegmentPages, decode, hash_of
-from .target import ChainHead
+from .target import Beat, ChainHead
 from .voting import NOTHING, LogPosition, Question, Vote
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class ReceivedSegments:
             else:
                 self._hold.leave()  # it only answers that it was promoted
         except BaseException:
-            self._let_go()
+            self.leave()
             raise
 
     def _require_belongs(self, queue_id: str | None) -> None:
@@ -313,7 +313,7 @@ class ReceivedSegments:
             and self.state.history_id != history_id
         )
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
+    def beat(self, said: Beat) -> None:
         """Record a sign of life of the primary, with its queue time. Store durably whether its calls wait for the replica.
 
         In confirmed mode, the next replica has stored it, too, on return. It is the first one to learn that the mode has ended;
@@ -324,16 +324,15 @@ class ReceivedSegments:
             ReplicaGap: the next replica needs the whole queue.
             TargetUnavailable: the next replica does not confirm.
         """
-        said = Beat(queue_id, history_id, term, x, confirmed, generation)
         with self._changed:
             self._require_receives()
-            self._require_history(queue_id, history_id)
-            self._require_term(term)
+            self._require_history(said.queue_id, said.history_id)
+            self._require_term(said.term)
             before = self._next_to_confirm()
-            leaves = before is not None and generation > self.state.generation and not confirmed
+            leaves = before is not None and said.generation > self.state.generation and not said.confirmed
             if not leaves:
                 self._store_mode(said)
-            self._note_contact(x)
+            self._note_contact(said.x)
             self._require_no_base()
             n, ticket = self._n, 0 if self._forwarding is None else self._forwarding.offer(said)
             next_one = before or self._next_to_confirm()
@@ -449,8 +448,7 @@ class ReceivedSegments:
         size = 0
         with self._changed:
             self._require_receives()
-            log = ReplicaLog(self.home, self._key, self.state)
-            try:
+            with closing(ReplicaLog(self.home, self._key, self.state)) as log:
                 for logged in log.load(repair=False):
                     if logged.header.n <= n:
                         continue
@@ -458,8 +456,6 @@ class ReceivedSegments:
                         break
                     out.append(log.read(logged))
                     size += logged.size
-            finally:
-                log.close()
         return b"".join(out)
 
     @property
@@ -694,14 +690,6 @@ class ReceivedSegments:
 
     # ---- closing
 
-    def finish(self) -> None:
-        """Apply the rest, sync it, and empty the log.
-
-        Raises:
-            StoreError: this failed; nothing is lost.
-        """
-        self._settle()
-
     def close(self) -> None:
         """Accept no more segments, and release the directory. Confirmed segments stay. Closing twice does nothing."""
         with self._changed:
@@ -715,11 +703,15 @@ class ReceivedSegments:
         if self._thread is not None:
             self._thread.join()
         with suppress(StrictqError, OSError):
-            self._settle()
-        self._let_go()
+            self.finish()
+        self.leave()
 
-    def _settle(self) -> None:
-        """Apply the rest, unless a reader holds live/, and empty the log."""
+    def finish(self) -> None:
+        """Apply the rest, unless a reader holds live/, sync it, and empty the log.
+
+        Raises:
+            StoreError: this failed; nothing is lost.
+        """
         while self._ready and self._apply_some():
             pass
         applied, log = self._applied, self._log
@@ -733,9 +725,6 @@ class ReceivedSegments:
 
     def leave(self) -> None:
         """Release the directory, and leave the log unchanged."""
-        self._let_go()
-
-    def _let_go(self) -> None:
         with self._changed:
             self._stop = True
             self._stopping.set()

@@ -27,7 +27,7 @@ from .._values.errors import (
 from .keys import key_id
 from .membership import answer_from, message_values
 from .segment import SEGMENT_BYTES_MAX, header_from
-from .target import ChainHead, ShipTarget, TargetOptions
+from .target import Beat, ChainHead, ShipTarget, TargetOptions
 from .voting import Question, Vote
 
 TIMEOUT_SECONDS: Final = 20.0
@@ -97,12 +97,6 @@ class ReplicaTarget(ShipTarget):
         """
         self._opening, self._on_wait = opening, on_wait
 
-    def holds(self, _path: Path) -> bool:
-        return False
-
-    def require_apart(self, _queue: Path) -> None:
-        """Do nothing: the directory belongs to a process on another host."""
-
     # ---- identity
 
     def prepare(self, _queue: Path) -> None:
@@ -151,19 +145,8 @@ class ReplicaTarget(ShipTarget):
     def put(self, n: int, data: bytes) -> None:
         self._ask("PUT", f"{SEGMENT}{n}", data)
 
-    def retain(self, _limit: int) -> int:
-        return 0  # the replica empties its log by itself
-
-    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
-        said = {
-            "queue_id": queue_id,
-            "history_id": history_id,
-            "term": term,
-            "x": x,
-            "confirmed": confirmed,
-            "generation": generation,
-        }
-        self._ask("POST", BEAT, json.dumps(said).encode())
+    def beat(self, beat: Beat) -> None:
+        self._ask("POST", BEAT, json.dumps(beat._asdict()).encode())
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
@@ -26,19 +25,19 @@ from .._net import error_frames, transport
 from .._net.admission import TokenServer
 from .._net.frames import FrameHandler
 from .._platform.clock import Clock, SystemClock
-from .._platform.files import real_path
 from .._values.errors import InvalidArgument, StoreBusy, StrictqError
 from .._values.stats import ReplicaProof
 from .adopting import move_aside
 from .keys import read_key
-from .membership import Votes, answer_values, message_from
+from .membership import Votes, answer_values, message_from, number
 from .places import replica_at
 from .proving import Proving
 from .received import ReceivedSegments
 from .remote import AFTER, BEAT, CLAIM, FRAMES, HEAD, SEGMENT, VOTE, ReplicaTarget
-from .replica_home import ReplicaState, promotion_wanted
+from .replica_home import ReplicaState, given_path, promotion_wanted
 from .replica_log import position_of
 from .segment import SEGMENT_BYTES_MAX, header_values
+from .target import Beat
 from .voting import Question, Vote
 
 SMALL_BYTES_MAX: Final = 1 << 16
@@ -122,10 +121,8 @@ class ReplicaHandler(FrameHandler):
             if path == CLAIM:
                 receiving.claim(queue_id, history_id, _name(said["key_id"], _KEY_ID))
             else:
-                receiving.beat(
-                    queue_id, history_id, _whole(said["term"]), _whole(said["x"]),
-                    confirmed=said["confirmed"] is True, generation=_whole(said["generation"]),
-                )  # fmt: skip
+                term, x, generation = (number(said[name]) for name in ("term", "x", "generation"))
+                receiving.beat(Beat(queue_id, history_id, term, x, said["confirmed"] is True, generation))
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise
@@ -146,12 +143,6 @@ def _unknown(_path: str, _body: bytes) -> None:
 
 def _name(value: object, pattern: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError
-    return value
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise ValueError
     return value
 
@@ -208,8 +199,7 @@ class Replica:
         rejoin: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-            raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
+        self._path = given_path(path, "path must be the replica's directory")
         if queue_id is not None and (not isinstance(queue_id, str) or not queue_id):
             raise InvalidArgument(f"queue_id must be a queue's id, not {queue_id!r}")
         if (
@@ -226,7 +216,6 @@ class Replica:
         tls = None
         if certificate is not None:
             tls = transport.server_context(*transport.certified(WHAT, certificate, private_key, None)[0])
-        self._path = Path(real_path(os.path.expanduser(path)))
         self._key = b"" if key_file is None else read_key(key_file)
         self._next = self._next_of(forward_to, token_file, authority, plaintext=plaintext)
         self._clock = clock or SystemClock()

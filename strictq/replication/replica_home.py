@@ -238,6 +238,19 @@ class ApplyingMark:
         return AppliedCut(n, x, wall)
 
 
+def given_path(given: object, what: str, hint: hints.Coded | None = None) -> Path:
+    """Return the real path that an argument names.
+
+    Args:
+        what: what the argument must be, for the error.
+    Raises:
+        InvalidArgument: it is not a path.
+    """
+    if not isinstance(given, str | os.PathLike) or isinstance(os.fspath(given), bytes) or not os.fspath(given):
+        raise InvalidArgument(f"{what}, not {given!r}", hint=hint)
+    return Path(files.real_path(os.path.expanduser(given)))
+
+
 def is_replica(path: Path) -> bool:
     """Return whether this is the directory of a replica, promoted or not."""
     if not (path / LIVE).is_dir():

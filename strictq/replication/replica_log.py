@@ -9,7 +9,7 @@ file.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -280,11 +280,8 @@ def position_of(home: Path, key: bytes) -> LogPosition:
     if state.role == "promoted":
         return LogPosition(state.term, PRIMARY_N, "")
     found = NOTHING if state.applied is None else LogPosition(state.applied.term, state.applied.n, state.applied_hash)
-    log = ReplicaLog(home, key, state)
-    try:
+    with closing(ReplicaLog(home, key, state)) as log:
         for logged in log.load(repair=False):
             if logged.header.n > found.n and not logged.header.more:
                 found = LogPosition(logged.header.term, logged.header.n, logged.hash)
-    finally:
-        log.close()
     return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._platform.clock import MICROSECONDS
-from .._platform.files import real_path
 from .._store import api
 from .._store.api import Replication
 from .._values import hints
@@ -20,6 +19,7 @@ from .._values.findings import ReplicaReport, Restored
 from .keys import read_key
 from .newest_pages import NewestPages
 from .places import files_of, parse
+from .replica_home import given_path
 from .segment import decode, hash_of
 from .segment_files import Reading, SegmentFiles
 
@@ -102,11 +102,8 @@ def restore(
     wanted = None if at is None else _microseconds(at)
     if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int)):
         raise InvalidArgument(f"cut must be the number of a segment, not {cut!r}")
-    if not isinstance(to, str | os.PathLike) or isinstance(os.fspath(to), bytes) or not os.fspath(to):
-        raise InvalidArgument(f"to must be the path of the new queue, not {to!r}")
-    place = os.path.expanduser(to)
-    path = Path(real_path(place))
-    if os.path.lexists(place) or os.path.lexists(path):
+    path = given_path(to, "to must be the path of the new queue")
+    if os.path.lexists(os.path.expanduser(to)) or os.path.lexists(path):
         raise InvalidArgument(f"{path} exists; nothing was created", hint=hints.NEW_PATH)
     target, identity = _opened(source, b"" if key_file is None else read_key(key_file))
     if target.holds(path):
@@ -227,8 +224,7 @@ def _made(
         own = Replication(history_id, 1, "off" if alone else "waiting", "", "{}", point.x)
 
         def build(place: Path) -> None:
-            rebuild = api.rebuild(place)
-            with _closed(rebuild):
+            with closing(api.rebuild(place)) as rebuild:
                 _apply(target, point, numbers, rebuild, identity, reading, on_progress)
                 rebuild.finish(own)
 
@@ -247,14 +243,6 @@ def _made(
         stored_bytes=target.stored_bytes(numbers),
         waiting=not alone,
     )
-
-
-@contextmanager
-def _closed(rebuild: Rebuild) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        rebuild.close()
 
 
 def _apply(

@@ -64,7 +64,6 @@ class SegmentFiles(ShipTarget):
         raise NotImplementedError
 
     def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
-        """Yield the first bytes of each file in order, or the exception of reading it."""
         for name in names:
             try:
                 yield self.read(name, most)
@@ -91,7 +90,6 @@ class SegmentFiles(ShipTarget):
         raise NotImplementedError
 
     def stored_bytes(self, numbers: Iterable[int]) -> int:
-        """Return the total bytes of segments."""
         raise NotImplementedError
 
     def make(self) -> None:
@@ -100,12 +98,6 @@ class SegmentFiles(ShipTarget):
     # ---- identity
 
     def prepare(self, queue: Path) -> None:
-        """Create the target if it is missing, and check that it may become this queue's replica.
-
-        Raises:
-            InvalidArgument: it is the queue, is inside it, contains it, or has other contents; nothing was changed.
-            TargetUnavailable: it can't be created or read.
-        """
         self.require_apart(queue)
         with self.reached("it can't be made"):
             self.make()
@@ -116,12 +108,6 @@ class SegmentFiles(ShipTarget):
             raise InvalidArgument(f"{self} contains other files; nothing was changed", hint=hints.EMPTY_TARGET)
 
     def identity(self) -> dict[str, Any] | None:
-        """Return the identity of the replica: queue, history and key; None: it has none yet.
-
-        Raises:
-            TargetUnavailable: it can't be read.
-            SchemaMismatch: it is of a newer strictq.
-        """
         raw = self._small(IDENTITY)
         if raw is None:
             return None
@@ -157,11 +143,6 @@ class SegmentFiles(ShipTarget):
         self._publish(IDENTITY, json.dumps(identity).encode())
 
     def is_write_once(self) -> bool:
-        """Return whether the target refuses to overwrite a name, as is required to detect two writers.
-
-        Raises:
-            TargetUnavailable: it can't be written to.
-        """
         with self.reached("it can't be written"):
             self.replace(PROBE, b"first")
             refused = not self.create(PROBE, b"second")
@@ -303,13 +284,6 @@ class SegmentFiles(ShipTarget):
             raise found
 
     def put(self, n: int, data: bytes) -> None:
-        """Write a segment, durably on return. Repeating the same write does nothing.
-
-        Raises:
-            Diverged: another writer wrote a segment with this number.
-            ReplicaGap: the previous segment is missing.
-                    TargetUnavailable: it can't be written, or the target was emptied.
-        """
         with self.reached("it can't be read"):
             follows = not n or self.exists(name_of(n - 1))
         if not follows:
@@ -422,7 +396,6 @@ class Reading:
 
 
 def name_of(n: int) -> str:
-    """Return the name of a segment."""
     return f"{n:016x}.seg"
 
 

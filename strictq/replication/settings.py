@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import attrs
 
 from .._net.transport import host_and_port, require_protected
-from .._platform.files import real_path
 from .._store.api import Replication, ShipStatus, Storage
 from .._values import hints
 from .._values.errors import ConfigError, Fenced, InvalidArgument, StoreCorrupt, TargetUnavailable
@@ -18,7 +18,8 @@ from .bounded import TargetThread
 from .keys import read_key
 from .members import is_dropped
 from .places import REPLICAS, parse, target_of
-from .target import TARGET_FORMAT, ShipTarget
+from .replica_home import given_path
+from .target import TARGET_FORMAT, Beat, ShipTarget
 
 Mode = Literal["async", "confirmed"]
 INTERVAL_SECONDS: Final = 1.0
@@ -79,9 +80,7 @@ def file_path(name: str, text: str | os.PathLike[str] | None, hint: hints.Coded 
     """
     if text is None:
         return ""
-    if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes) or not os.fspath(text):
-        raise InvalidArgument(f"{name} must be the path of a file, not {text!r}", hint=hint)
-    return real_path(os.path.expanduser(text))
+    return str(given_path(text, f"{name} must be the path of a file", hint))
 
 
 def configure(
@@ -101,11 +100,8 @@ def configure(
         raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
     history_id = os.urandom(16).hex() if known is None else known.history_id
     identity = {"format": TARGET_FORMAT, "queue_id": storage.queue_id, "history_id": history_id}
-    calls = TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")
-    try:
+    with closing(TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")) as calls:
         place, write_once = calls.call(lambda: _claimed(target, key, settings, directory, identity))
-    finally:
-        calls.close()
     if mode == "confirmed" and not write_once:
         raise InvalidArgument(
             f"{place} lets two writers write the same name, so it can't confirm; nothing was changed", hint=hints.CONFIRMS_NOT
@@ -147,18 +143,16 @@ def _claimed(
     name: str | os.PathLike[str], key: bytes, settings: ShipSettings, queue: Path, identity: dict[str, Any]
 ) -> tuple[ShipTarget, bool]:
     """Claim the target for this queue. Return it, and whether it refuses to overwrite names."""
-    place = target_of(parse(name), key, token_file=settings.token_file, authority=settings.authority)
-    if settings.key_file and place.holds(Path(settings.key_file)):
-        raise InvalidArgument(f"the key file {settings.key_file} is inside the target; nothing was changed", hint=hints.KEY_FILE)
-    try:
+    with closing(target_of(parse(name), key, token_file=settings.token_file, authority=settings.authority)) as place:
+        if settings.key_file and place.holds(Path(settings.key_file)):
+            why = f"the key file {settings.key_file} is inside the target; nothing was changed"
+            raise InvalidArgument(why, hint=hints.KEY_FILE)
         place.prepare(queue)
         found = place.identity()
         if found is not None:
             place.require(identity, found)
         place.write_once = place.is_write_once()
         place.claim(identity)
-    finally:
-        place.close()
     return place, place.write_once
 
 
@@ -194,11 +188,8 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
     calls = TargetThread(known.target)
 
     def tell() -> None:
-        place = target_of(known.target, key, token_file=settings.token_file, authority=settings.authority)
-        try:
-            place.beat(storage.queue_id, known.history_id, known.term, 0, confirmed=False, generation=_next_generation(known))
-        finally:
-            place.close()
+        with closing(target_of(known.target, key, token_file=settings.token_file, authority=settings.authority)) as place:
+            place.beat(Beat(storage.queue_id, known.history_id, known.term, 0, False, _next_generation(known)))
 
     try:
         calls.call(tell)

@@ -20,7 +20,7 @@ from .._values import hints
 from .._values.errors import Diverged, ReplicaGap, TargetUnavailable
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, decode_header, encode, hash_of
 from .segment_files import IDENTITY, SegmentFiles
-from .target import ChainHead, ShipTarget
+from .target import Beat, ChainHead, ShipTarget
 
 if TYPE_CHECKING:
     from .._store.api import Capture
@@ -218,10 +218,8 @@ class Shipper:
             return False
         if not self._target.keeps_segments:
             try:
-                self._target.beat(
-                    self._capture.queue_id, self._history_id, self._term, self.x,
-                    confirmed=self._confirmed, generation=self._generation,
-                )  # fmt: skip
+                who = (self._capture.queue_id, self._history_id, self._term)
+                self._target.beat(Beat(*who, self.x, self._confirmed, self._generation))
             except ReplicaGap:
                 self._sure = self._begun = False  # start again from the target's state
                 raise

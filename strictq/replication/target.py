@@ -33,6 +33,23 @@ class ChainHead(NamedTuple):
     missing: int | None = None
 
 
+class Beat(NamedTuple):
+    """A sign of life of a primary.
+
+    Attributes:
+        x: its queue time.
+        confirmed: whether its calls wait for the replica.
+        generation: the generation of the setting for `confirmed`; an older one changes nothing.
+    """
+
+    queue_id: str
+    history_id: str
+    term: int
+    x: int
+    confirmed: bool
+    generation: int
+
+
 class TargetOptions(NamedTuple):
     """What a target needs besides its name and its key; each kind uses its own.
 
@@ -79,13 +96,12 @@ class ShipTarget:
         """Return the full name."""
         raise NotImplementedError
 
-    def holds(self, path: Path) -> bool:
-        """Return whether this real path is inside the target."""
-        raise NotImplementedError
+    def holds(self, _path: Path) -> bool:
+        """Return whether this real path is inside the target, if the target is a directory."""
+        return False
 
     def require_apart(self, queue: Path) -> None:
         """Raise InvalidArgument if one of the target and this directory contains the other."""
-        raise NotImplementedError
 
     def translated(self, what: str, error: Exception) -> StrictqError | None:
         """Return the strictq error for an error of the I/O; None: it is a bug."""
@@ -107,6 +123,7 @@ class ShipTarget:
 
         Raises:
             TargetUnavailable: it can't be read.
+            SchemaMismatch: it is of a newer strictq.
         """
         raise NotImplementedError
 
@@ -206,15 +223,12 @@ class ShipTarget:
         """
         raise NotImplementedError
 
-    def retain(self, limit: int) -> int:
-        """Delete the segments that no state since `limit` (wall time, microseconds) needs. Return the number deleted."""
-        raise NotImplementedError
+    def retain(self, _limit: int) -> int:
+        """Delete the segments that no state since `_limit` (wall time, microseconds) needs. Return the number deleted."""
+        return 0
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
-        """Send a sign of life: the primary's queue time, and whether its calls wait for the replica.
-
-        Args:
-            generation: the generation of the setting for `confirmed`; an older one changes nothing.
+    def beat(self, beat: Beat) -> None:
+        """Send a sign of life.
 
         Raises:
             TargetUnavailable, Diverged, Fenced: as `put`.

@@ -33,6 +33,7 @@ from strictq.replication.places import replica_at
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import ReplicaState
 from strictq.replication.segment import decode, encode, hash_of
+from strictq.replication.target import Beat
 from strictq.replication.voting import Ballot, Membership, Question, VoterState
 from tests.support.replicas import (
     FAST,
@@ -305,9 +306,7 @@ def test_the_next_replica_knows_first_that_calls_do_not_wait(chain: Chain, monke
     state = receiving.state
 
     def beat(*, confirmed: bool, generation: int) -> None:
-        receiving.beat(
-            state.queue_id, state.history_id, state.term, 0, confirmed=confirmed, generation=generation
-        )  # fmt: skip
+        receiving.beat(Beat(state.queue_id, state.history_id, state.term, 0, confirmed, generation))
 
     for confirmed, generation in ((True, state.generation), (False, state.generation + 1)):
         with pytest.raises(TargetUnavailable):

@@ -34,6 +34,7 @@ from strictq.replication.directory import DirectoryTarget
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import ReplicaState
+from strictq.replication.target import Beat
 from tests.support.replicas import Receiver, bodies, free_port, receiving
 from tests.support.running import ROOT, in_threads, until
 
@@ -343,10 +344,10 @@ def test_what_a_late_shipper_says_of_the_mode_changes_nothing(home: Path) -> Non
     replica = ReceivedSegments(home, strictq.SystemClock())
     try:
         replica.claim("q", "h", "")
-        replica.beat("q", "h", 1, 0, confirmed=True, generation=4)
+        replica.beat(Beat("q", "h", 1, 0, True, 4))
         assert ReplicaState.read(home).confirmed
-        replica.beat("q", "h", 1, 0, confirmed=False, generation=5)
-        replica.beat("q", "h", 1, 0, confirmed=True, generation=4)
+        replica.beat(Beat("q", "h", 1, 0, False, 5))
+        replica.beat(Beat("q", "h", 1, 0, True, 4))
         assert not ReplicaState.read(home).confirmed
     finally:
         replica.close()

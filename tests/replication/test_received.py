@@ -20,6 +20,7 @@ from strictq.replication.keys import key_id
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import LOGS, ReplicaState
 from strictq.replication.segment import MAGIC, START_BYTES, PagesOf, SegmentHeader, decode, decode_header, encode
+from strictq.replication.target import Beat
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 from tests.support.replicas import bodies, segments, until_applied
@@ -27,7 +28,6 @@ from tests.support.running import until
 from tests.support.shipping import HISTORY, ship_once, shipper_of
 
 MESSAGES = 4
-ASYNC: dict[str, Any] = {"confirmed": False, "generation": 0}
 """What a primary in async mode says with a beat."""
 
 
@@ -219,8 +219,8 @@ def test_an_older_term_is_fenced_and_a_newer_one_kept(half: ReceivedSegments, ho
     assert e.value.term == 3
     header = header_of(shipped[0])
     with pytest.raises(Fenced):
-        half.beat(header.queue_id, header.history_id, 2, 0, **ASYNC)
-    half.beat(header.queue_id, header.history_id, 3, 0, **ASYNC)
+        half.beat(Beat(header.queue_id, header.history_id, 2, 0, False, 0))
+    half.beat(Beat(header.queue_id, header.history_id, 3, 0, False, 0))
 
 
 def test_a_replica_is_claimed_once(half: ReceivedSegments, shipped: list[bytes]) -> None:
@@ -231,7 +231,7 @@ def test_a_replica_is_claimed_once(half: ReceivedSegments, shipped: list[bytes])
     with pytest.raises(Diverged, match="another queue"):
         half.claim("other", HISTORY, "")
     with pytest.raises(Diverged):
-        half.beat("other", HISTORY, 1, 0, **ASYNC)
+        half.beat(Beat("other", HISTORY, 1, 0, False, 0))
 
 
 def test_a_replica_that_was_made_for_a_queue(begin: Begin, shipped: list[bytes]) -> None:

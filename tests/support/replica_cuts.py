@@ -24,6 +24,7 @@ from strictq.replication import received, replica_log
 from strictq.replication.promoting import promote
 from strictq.replication.received import ReceivedSegments
 from strictq.replication.replica_home import CONTACT, LIVE, LOGS, ApplyingMark, ReplicaState, at_replica
+from strictq.replication.target import Beat
 from strictq.testing import FakeClock
 from tests.support.powercut import Journal, quiet, recording
 from tests.support.powercut_disk import MODES, Disk, Op, Platter, put_out
@@ -200,8 +201,8 @@ class Receiving:
     def _beat(self) -> None:
         self._generation += 1
         header = self.run.headers[self.have - 1]
-        said = {"confirmed": self.random.random() < 0.5, "generation": self._generation}
-        self._replica.beat(header.queue_id, header.history_id, header.term, header.x, **said)  # type: ignore[arg-type]
+        said = self.random.random() < 0.5, self._generation
+        self._replica.beat(Beat(header.queue_id, header.history_id, header.term, header.x, *said))
         self._note("mode", self._generation)
 
     def _restart(self) -> None:
