@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -149,6 +149,14 @@ def limit_option(default: int) -> Decorator:
     return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="Show at most this many.")
 
 
+def durability_option(what: str, default: Durability | None = None) -> Decorator:
+    """Return a --durability option."""
+    return click.option("--durability", type=click.Choice(Durability), default=default, help=what)
+
+
+full_option: Final = durability_option("What a completed send survives. full: a power cut. process: kill -9.", Durability.full)
+
+
 def id_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --id and --shard, which identify a keyless message by its receipt."""
     shard = click.option("--shard", type=click.IntRange(min=0), metavar="N", help="With --id: the receipt's shard.")
@@ -249,15 +257,11 @@ def _same_text(key: Key) -> Iterator[Key]:
                 yield found
 
 
-@contextmanager
-def looking(path: Path) -> Iterator[strictq.Queue]:
+def looking(path: Path) -> strictq.Queue:
     """Open a queue read-only. Nothing is changed, and no writer waits."""
-    with strictq.open(path, read_only=True) as q:
-        yield q
+    return strictq.open(path, read_only=True)
 
 
-@contextmanager
-def operating(path: Path, on_event: Callable[[strictq.Event], None] | None = None) -> Iterator[strictq.Queue]:
+def operating(path: Path, on_event: Callable[[strictq.Event], None] | None = None) -> strictq.Queue:
     """Open an existing queue for writing."""
-    with strictq.open(path, create=False, on_event=on_event) as q:
-        yield q
+    return strictq.open(path, create=False, on_event=on_event)

@@ -67,6 +67,18 @@ class QueueCommand(click.Command):
             ) from None
 
 
+def with_subcommands(under: dict[str, QueueCommand]) -> type[QueueCommand]:
+    """Return the class of a command that runs a subcommand if the first word names one. A queue of that name is `./NAME`."""
+
+    class Parent(QueueCommand):
+        def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
+            if args and args[0] in under:
+                return under[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+            return super().make_context(info_name, args, parent=parent, **extra)
+
+    return Parent
+
+
 def command(examples: str, cls: type[QueueCommand] = QueueCommand) -> Callable[[Callable[P, int]], QueueCommand]:
     """Create a command from a function that returns an exit code. Expected errors are printed without a traceback."""
     # \b: the help keeps the line breaks.

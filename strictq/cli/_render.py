@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any, Final, Protocol, TypeVar
 
 from strictq.cli._command import OK
@@ -131,6 +131,19 @@ def waiting(label: str, progress: Callable[[], str], *, quiet: bool = False) -> 
     from strictq.cli._terminal import line
 
     return line(lambda: f"{label} {progress()}")
+
+
+@contextmanager
+def counting(label: str, shown: Callable[[int, int], str], *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress line as `waiting` does. Yield the function that sets the number of what is done, and the total."""
+    now = (0, 0)
+
+    def step(done: int, total: int) -> None:
+        nonlocal now
+        now = done, total
+
+    with waiting(label, lambda: shown(*now), quiet=quiet):
+        yield step
 
 
 def bars(names: Sequence[str], total: int) -> AbstractContextManager[Callable[[Sequence[int]], None] | None]:

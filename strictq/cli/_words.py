@@ -94,8 +94,6 @@ def moment(at: float | None) -> str:
     """Format a local time, with its distance from now."""
     if at is None:
         return "-"
-    from datetime import datetime  # imported late: only times need it
-
     apart = time.time() - at
     when = f"{span(apart)} ago" if apart >= 0 else f"in {span(-apart)}"
     return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} ({when})"

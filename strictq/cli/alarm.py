@@ -80,9 +80,10 @@ def alarm(
             raise
         print(f"STRICTQ UNKNOWN - {printable(e)}")
         return UNKNOWN
-    watched = [each for each in values(stats, limits) if each is not None]
+    watched = values(stats, limits)
     broken = [in_words(s.quarantined) for s in stats.shards if s.quarantined]
-    unproven = unproven_of(stats)
+    proof = None if stats.replication is None else stats.replication.proof
+    unproven = None if proof is None else proof.error
     fires = bool(broken or unproven) or any(each.fires for each in watched)
     unpromoted = [] if unproven is None else [f"the replica could not be promoted: {unproven}"]
     if as_json:
@@ -95,13 +96,7 @@ def alarm(
     return OK if not fires else CRITICAL if nagios else WRONG
 
 
-def unproven_of(stats: strictq.Stats) -> str | None:
-    """Return why a replica could not be promoted the last time that it tried it with a copy; None: it could, or is no replica."""
-    proof = None if stats.replication is None else stats.replication.proof
-    return None if proof is None else proof.error
-
-
-def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]:
+def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched]:
     """Return the values to compare, one for each limit given."""
     lag = None if stats.replication is None else stats.replication.lag_seconds
     found = {
@@ -112,7 +107,7 @@ def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]
         "lag": (lag, "s"),
         "breakers": (len(stats.breakers), ""),
     }
-    return [None if limit is None else Watched(name, found[name][0], limit, found[name][1]) for name, limit in limits.items()]
+    return [Watched(name, found[name][0], limit, found[name][1]) for name, limit in limits.items() if limit is not None]
 
 
 def reasons(watched: list[Watched], broken: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import attrs
 import click
 
 from strictq.bench.measure import BenchPlan, Figure, measure
-from strictq.cli._arguments import PATH, Durability, quiet_option
+from strictq.cli._arguments import PATH, Durability, full_option, quiet_option
 from strictq.cli._command import OK, USAGE, Failure, Stopping, command, printable
 from strictq.cli._render import listing, show, waiting
 from strictq.cli._words import emit
@@ -34,12 +34,7 @@ SINGLES: Final = {Durability.full: 200, Durability.process: 2_000}
     metavar="[DIR]",
     help="A directory on the disk to measure. The files are temporary. Default: the working directory.",
 )
-@click.option(
-    "--durability",
-    type=click.Choice(Durability),
-    default=Durability.full,
-    help="What a completed send survives. full: a power cut. process: kill -9.",
-)
+@full_option
 @click.option(
     "--messages",
     type=click.IntRange(min=1, max=10_000_000),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -46,9 +45,11 @@ def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bo
         if fix:
             raise Failure("use either --fix or --salvage, not both", USAGE)
         return _salvage(queue, salvage, quiet, as_json)
-    opened: AbstractContextManager[strictq.Queue] = operating(queue) if fix else looking(queue)
     started = time.monotonic()
-    with opened as q, waiting("checking:", lambda: span(time.monotonic() - started), quiet=quiet):
+    with (
+        operating(queue) if fix else looking(queue) as q,
+        waiting("checking:", lambda: span(time.monotonic() - started), quiet=quiet),
+    ):
         problems = q.check(fix)
     wrong = [p for p in problems if not p.fixed]
     if as_json:

@@ -13,7 +13,7 @@ import click
 import strictq
 from strictq import ConfigError, QueueConfig
 from strictq._values.config import OBSOLETE, no_effect, require_known
-from strictq.cli._arguments import Decorator, Durability, json_option, looking, operating, queue_argument
+from strictq.cli._arguments import Decorator, Durability, full_option, json_option, looking, operating, queue_argument
 from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable, tell
 from strictq.cli._render import show
 from strictq.cli._words import emit
@@ -38,12 +38,7 @@ settings_argument: Final[Decorator] = click.argument(
 @queue_argument
 @settings_argument
 @click.option("--shards", type=click.IntRange(min=1, max=256), default=1, help="Number of shard files. Cannot be changed later.")
-@click.option(
-    "--durability",
-    type=click.Choice(Durability),
-    default=Durability.full,
-    help="What a completed send survives. full: a power cut. process: kill -9.",
-)
+@full_option
 @json_option
 def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Durability, as_json: bool) -> int:
     """Create a queue. If a queue with these settings exists, do nothing; settings that are not given may differ.

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 import strictq
-from strictq.cli._arguments import PATH, Durability, Seconds
+from strictq.cli._arguments import PATH, Durability, Seconds, durability_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable, tell
 from strictq.cli._render import Alarm, Fine, Heading, alarming, bars, listing, show
 from strictq.cli._words import emit
@@ -48,12 +48,7 @@ strictq demo --consumers 8 --shards 4
 @click.option("--queue", type=PATH, metavar="DIR", help="Create the queue here and keep it. Default: a temporary directory.")
 @click.option("--consumers", type=click.IntRange(1, 64), default=4, help="Number of consumer processes.")
 @click.option("--shards", type=click.IntRange(1, 256), default=1, help="Number of shard files.")
-@click.option(
-    "--durability",
-    type=click.Choice(Durability),
-    default=Durability.process,
-    help="What a completed send survives. process: kill -9. full: also a power cut; slower.",
-)
+@durability_option("What a completed send survives. process: kill -9. full: also a power cut; slower.", Durability.process)
 @click.option("--events", type=click.IntRange(1), help=f"Number of events. [{EVENTS:,}; with --worker {WORKER_EVENTS}]")
 @click.option(
     "--keys", type=click.IntRange(1), help=f"Number of keys. [one per {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}]"

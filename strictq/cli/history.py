@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -13,7 +13,7 @@ import strictq
 from strictq import HistoryRecord
 from strictq._values.keys import Key
 from strictq.cli._arguments import KeyType, json_option, key_of, key_type_option, looking, optional_key_argument, queue_argument
-from strictq.cli._command import OK, USAGE, Failure, QueueCommand, command
+from strictq.cli._command import OK, USAGE, Failure, command, with_subcommands
 from strictq.cli._render import listing, show
 from strictq.cli._words import emit, short, shown_key, span
 from strictq.cli.exporting import export, plot
@@ -31,17 +31,7 @@ UNDER: Final = {"export": export, "plot": plot, "purge": purge_history}
 PAGE: Final = 1000
 
 
-class HistoryCommand(QueueCommand):
-    """Lists records, or runs a subcommand if the first word names one. A queue of that name is `./export`."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
-        """Return the context of the subcommand, or of the list."""
-        if args and args[0] in UNDER:
-            return UNDER[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-@command(EXAMPLES, HistoryCommand)
+@command(EXAMPLES, with_subcommands(UNDER))
 @queue_argument
 @optional_key_argument
 @key_type_option

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import click
 
-from strictq import AttemptError, PartialFailure, Progress, StrictqError
+from strictq import AttemptError, PartialFailure, Progress, Queue, StrictqError
+from strictq._values.keys import Key
 from strictq._values.views import key_fields, plain
 from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
@@ -113,9 +114,7 @@ def top_keys(queue: Path, by: Rank, limit: int, prefix: str | None, as_json: boo
 def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
     """Show whether a key can be delivered now. If not: why, since when, until when, and which consumer holds it."""
     with looking(queue) as q:
-        chosen = key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.explain(chosen)
+        found = q.explain(_key(q, key, key_type))
     text = in_words(found.text)
     if as_json:
         emit({**found.to_dict(), "text": text})
@@ -156,14 +155,18 @@ def peek(
         if arrival is not None:
             found = q.peek(receipt_of(q, arrival, shard))
         else:
-            chosen = None if key is None else key_of(key, key_type)
-            hint_of_type(q, chosen)
-            found = q.peek(chosen, limit)
+            found = q.peek(None if key is None else _key(q, key, key_type), limit)
     same = 0 if key is None else 1
     return show_found(found, ("key", "seq", "state", "attempts", "sent", "due", "body")[same:], lambda m: (
         short(shown_key(m.key)), f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at),
         moment(m.due_at) if m.due_at else "", shown_body(m.body),
     )[same:], right=("seq", "attempts"), none="no message is waiting", as_json=as_json)  # fmt: skip
+
+
+def _key(q: Queue, text: str, kind: KeyType) -> Key:
+    chosen = key_of(text, kind)
+    hint_of_type(q, chosen)
+    return chosen
 
 
 def _require_one(key: str | None, arrival: int | None, shard: int | None) -> None:
@@ -203,9 +206,7 @@ def status(
                 raise Failure(f"no keyless message has id {arrival}: it is resolved, or has a key", WRONG, hint)
         else:
             assert key is not None
-            chosen = key_of(key, key_type)
-            hint_of_type(q, chosen)
-            found = q.status(chosen, seq)
+            found = q.status(_key(q, key, key_type), seq)
     if as_json:
         emit(found.to_dict())
         return OK
@@ -274,8 +275,7 @@ def output(
             fields = key_fields(None)
         else:
             assert key is not None
-            chosen = key_of(key, key_type)
-            hint_of_type(q, chosen)
+            chosen = _key(q, key, key_type)
             found = q.output(chosen, seq, wait=wait)
             fields = key_fields(chosen)
     if as_json:
@@ -312,9 +312,7 @@ def _attempt(error: AttemptError) -> Fact:
 def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bool, as_json: bool) -> int:
     """List the dead letters of a key or of the queue: messages that were rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
-        chosen = None if key is None else key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.dead_letters(chosen, limit)
+        found = q.dead_letters(None if key is None else _key(q, key, key_type), limit)
         total = q.stats().dead
     none = "no dead letters" if key is None else "this key has no dead letters"
     show_found(found, ("key", "seq", "kind", "attempts", "died", "reason", "body"), lambda d: (

@@ -11,7 +11,7 @@ import click
 import strictq
 from strictq.cli._arguments import PATH, json_option, looking, queue_argument, quiet_option
 from strictq.cli._command import OK, command, many, printable
-from strictq.cli._render import listing, waiting
+from strictq.cli._render import counting, listing
 from strictq.cli._words import emit, size, utc
 
 EXAMPLES: Final = {
@@ -102,16 +102,8 @@ def backup(queue: Path, target: Path, quiet: bool, as_json: bool) -> int:
 
     Exit code 0: done. 1: a file cannot be read or written, or the disk is full. 2: invalid usage, or TARGET exists.
     """
-    progress = [0, 0]
-
-    def step(done: int, total: int) -> None:
-        progress[:] = done, total
-
     started = time.monotonic()
-    with (
-        looking(queue) as q,
-        waiting("copying:", lambda: f"{size(progress[0])} of {size(progress[1])}", quiet=quiet),
-    ):
+    with looking(queue) as q, counting("copying:", lambda done, total: f"{size(done)} of {size(total)}", quiet=quiet) as step:
         done = q.backup(target, on_progress=step)
     if as_json:
         emit({**done.to_dict(), "seconds": time.monotonic() - started})

@@ -14,7 +14,7 @@ import strictq
 from strictq import QueueNotFound, ReplicationStatus
 from strictq.cli._arguments import PATH, Seconds, json_option, operating, queue_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, printable, tell
-from strictq.cli._render import listing, waiting
+from strictq.cli._render import counting, listing, waiting
 from strictq.cli._words import emit, size, status_line, utc
 
 EXAMPLES: Final = {
@@ -223,13 +223,8 @@ def restore(
 
     Exit code 0: done. 1: a segment is missing or damaged, or the disk is full; nothing was created. 2: invalid usage.
     """
-    progress = [0, 0]
-
-    def step(done: int, of: int) -> None:
-        progress[:] = done, of
-
     started = time.monotonic()
-    with waiting("restoring:", lambda: f"{progress[0]:,} of {many(progress[1], 'segment')}", quiet=quiet or dry_run):
+    with counting("restoring:", lambda n, of: f"{n:,} of {many(of, 'segment')}", quiet=quiet or dry_run) as step:
         done = strictq.restore(target, queue, at=at, cut=cut, alone=alone, dry_run=dry_run, key_file=key_file, on_progress=step)
     if as_json:
         emit({**done.to_dict(), "seconds": time.monotonic() - started})

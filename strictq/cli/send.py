@@ -15,7 +15,17 @@ import click
 
 import strictq
 from strictq import Message
-from strictq.cli._arguments import PATH, Durability, KeyType, Seconds, json_option, key_of, place_argument, quiet_option
+from strictq.cli._arguments import (
+    PATH,
+    Durability,
+    KeyType,
+    Seconds,
+    durability_option,
+    json_option,
+    key_of,
+    place_argument,
+    quiet_option,
+)
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, tell
 from strictq.cli._delivering import GaveUp, Sender
 from strictq.cli._lines import Damaged, Lines
@@ -83,11 +93,7 @@ class OnError(StrEnum):
 @click.option("--batch", type=click.IntRange(min=1, max=100_000), default=BATCH, help="Send at most this many lines per commit.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
 @click.option("--shards", type=click.IntRange(min=1, max=256), help="With --create: number of shard files.")
-@click.option(
-    "--durability",
-    type=click.Choice(Durability),
-    help="With --create: what a completed send survives. full: a power cut. process: kill -9.",
-)
+@durability_option("With --create: what a completed send survives. full: a power cut. process: kill -9.")
 @quiet_option
 @json_option
 def send(

@@ -13,7 +13,7 @@ import click
 
 from strictq._net.transport import read_token
 from strictq._platform.extras import need
-from strictq.cli._arguments import PATH, Durability, json_option
+from strictq.cli._arguments import PATH, Durability, durability_option, json_option
 from strictq.cli._command import OK, USAGE, Failure, command, tell
 from strictq.cli._words import emit
 
@@ -37,9 +37,7 @@ WHAT: Final = ("sqs", "console", "metrics", "all")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9324, help="The port to listen at; 0: any free port.")
 @click.option("--host", default="127.0.0.1", help="The address to listen at.")
 @click.option("--memory", is_flag=True, help="Keep the queues of the SQS endpoint in memory, for tests.")
-@click.option(
-    "--durability", type=click.Choice(Durability), help="The failures that sends survive in queues that the server creates."
-)
+@durability_option("The failures that sends survive in queues that the server creates.")
 @click.option("--allow-actions", is_flag=True, help="Let the console change queues, such as redrive dead letters.")
 @click.option("--token-file", type=PATH, metavar="FILE", help="The file with the token that the console and metrics require.")
 @click.option(

@@ -21,8 +21,8 @@ from strictq.cli._arguments import (
     queue_argument,
     quiet_option,
 )
-from strictq.cli._command import OK, QueueCommand, command, many, printable
-from strictq.cli._render import listing, show, waiting
+from strictq.cli._command import OK, command, many, printable, with_subcommands
+from strictq.cli._render import counting, listing, show
 from strictq.cli._words import emit, short, shown_key, span
 
 EXAMPLES: Final = {
@@ -121,14 +121,9 @@ def _hash(text: str) -> int:
 
 def _move(queue: Path, act: Callable[[Queue, Callable[[int, int], None]], Moved], *, quiet: bool, as_json: bool) -> int:
     """Move a range, and show what moved."""
-    progress = [0, 0]
-
-    def step(done: int, total: int) -> None:
-        progress[:] = done, total
-
     with (
         operating(queue) as q,
-        waiting("moving:", lambda: f"{progress[0]:,} of about {many(progress[1], 'message')}", quiet=quiet),
+        counting("moving:", lambda done, total: f"{done:,} of about {many(total, 'message')}", quiet=quiet) as step,
     ):
         moved = act(q, step)
     if as_json:
@@ -240,17 +235,7 @@ UNDER: Final = {"advise": advise, "split": split, "merge": merge, "move": move, 
 """Subcommands, by the word that is otherwise the queue's path."""
 
 
-class ShardsCommand(QueueCommand):
-    """Lists shards, or runs a subcommand if the first word names one. A queue of that name is `./advise`."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
-        """Return the context of the subcommand, or of the list."""
-        if args and args[0] in UNDER:
-            return UNDER[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-@command(EXAMPLES["shards"], ShardsCommand)
+@command(EXAMPLES["shards"], with_subcommands(UNDER))
 @queue_argument
 @json_option
 def shards(queue: Path, as_json: bool) -> int:

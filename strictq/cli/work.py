@@ -123,7 +123,7 @@ def work(
         seconds = time.monotonic() - started
     stats = worker.stats()
     if as_json:
-        emit(as_values(stats, seconds))
+        emit({**stats.to_dict(), "seconds": seconds})
     elif not quiet:
         terminal.print(summary(stats, seconds))
     return OK
@@ -193,8 +193,3 @@ def summary(stats: WorkerStats, seconds: float) -> str:
     if stats.deferred:
         counts.append(f"{stats.deferred:,} deferred")
     return ", ".join([*counts, f"{stats.lost:,} lost", f"in {seconds:.1f} s"])
-
-
-def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:
-    """Return the totals as JSON values."""
-    return {**stats.to_dict(), "seconds": seconds}
