@@ -21,6 +21,7 @@ class Limits:
     prepared_max: int = 16
     prepared_bytes_max: int = 64 * 1024 * 1024
     batch: int = 1000
+    low_water: int | None = None
     process_timeout: float | Callable[[Any], float | None] | None = None
     prepare_timeout: float | None = None
     batch_max: int = 0

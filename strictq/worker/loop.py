@@ -14,7 +14,7 @@ from .._values.errors import QueueClosed, StrictqError
 from .events import log
 from .load import LoadReport, ProgressReport
 from .outage import Outage
-from .prefetch import Buffer, Refill
+from .prefetch import Buffer
 from .renewal import Leases
 from .settling import NOTE_SECONDS, Outcomes
 from .source import JOINED_RECEIVE, STORED_ESTIMATES
@@ -37,14 +37,14 @@ class Keeper:
         outage: the worker's behaviour while its breaker is open.
     """
 
-    def __init__(self, state: State, refill: Refill, *, drain: bool, grace_seconds: float | None = None) -> None:
+    def __init__(self, state: State, *, drain: bool, grace_seconds: float | None = None) -> None:
         self.state = state
         self.crash: BaseException | None = None
         self._board = state.board
         self._source = state.source
         self._clock = state.clock
         self._leases = Leases(state)
-        self._buffer = Buffer(state, self._leases, refill)
+        self._buffer = Buffer(state, self._leases)
         self._settling = Outcomes(state)
         self.outage = Outage(state, self._buffer, self._settling)
         self._load = LoadReport(state)
@@ -75,7 +75,7 @@ class Keeper:
     def run(self) -> None:
         """Run rounds until stopped and done. Release all leases in any case."""
         source, slots = self._source, self._board.limits.concurrency
-        source.open(self.state.wake, self.state.crash, self.state.tell_of_source, slots=slots, drain=self._drain)
+        source.open(self.state.wake, self.state.crash, self.state.tell_of_all, slots=slots, drain=self._drain)
         holder = source.holder
         PROCESS.join(self._board, self.state.wake, holder)
         self._board.share.wake = self.state.wake
@@ -239,8 +239,9 @@ class Keeper:
     def _did(self) -> str:
         """Return a summary of the run's counts, without the zeros."""
         state = self.state
-        counted = ("acked", "retried", "deferred", "poison", "rejected", "lost", "timeouts")
-        did = [(name, getattr(state, name)) for name in counted]
+        did = [
+            (name, getattr(state, name)) for name in ("acked", "retried", "deferred", "poison", "rejected", "lost", "timeouts")
+        ]
         return ", ".join(f"{n:,} {name}" for name, n in did if n or name == "acked")
 
     def _give_back(self) -> None:

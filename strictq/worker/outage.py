@@ -286,7 +286,7 @@ class Outage:
         whose = "" if circuit.group is None else f"group {circuit.group!r}: "
         seconds = self._circuits.rules.window_seconds
         text = f"{whose}{why.failures} of {why.ends} handlers failed within {seconds:g} s; trying one message at a time"
-        self._state.tell_of_breaker("breaker_opened", f"{text}; the last error: {why.error}")
+        self._state.tell_of_all("breaker_opened", f"{text}; the last error: {why.error}")
 
     def _report_closed(self, circuit: Circuit, was: Opened, at: float) -> None:
         assert self._circuits is not None
@@ -301,7 +301,7 @@ class Outage:
         self._keys_to_end.extend(waiting)
         whose = "" if circuit.group is None else f"group {circuit.group!r}: "
         text = f"{whose}a message succeeded after {at - was.at:.1f} s and {was.probes} failed tries; working again"
-        self._state.tell_of_breaker("breaker_closed", text)
+        self._state.tell_of_all("breaker_closed", text)
 
     def _put(self, circuit: Circuit, why: Opened, at: float) -> None:
         if circuit not in self._shown:

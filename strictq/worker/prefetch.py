@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
-
 from .._values.errors import LeaseLost, PartialFailure, StoreError
 from .._values.keys import Key
 from ..delivery import Delivery
@@ -25,14 +23,6 @@ GROW: Final = 4
 """Number of messages by which a running lane's lease grows at a time."""
 
 
-@attrs.define
-class Refill:
-    """The options of the buffer's receives. See Worker."""
-
-    batch: int
-    low_water: int | None = None
-
-
 class Buffer:
     """Leases messages ahead, grows the leases of running lanes, and releases lanes to idle consumers.
 
@@ -41,13 +31,12 @@ class Buffer:
         look_at: `clock()` at which to look again even without a send, because a delay or a lease may end.
     """
 
-    def __init__(self, state: State, leases: Leases, refill: Refill) -> None:
+    def __init__(self, state: State, leases: Leases) -> None:
         self._state = state
         self._board = state.board
         self._leases = leases
-        self._refill = refill
         self._source = state.source
-        limits = self._board.limits
+        self._limits = limits = self._board.limits
         self._per_key = max(PER_KEY_MIN, limits.batch_per_key or limits.batch_max)
         self._shared_until = 0.0
         self.found_nothing: object = None
@@ -68,28 +57,28 @@ class Buffer:
 
     def _lanes(self) -> int:
         """Return the number of lanes to hold. Those that wait for the confirmation of an ack leave their slots to others."""
-        slots, mean = self._board.limits.concurrency, self._mean_seconds() if self._source.round_trip else None
+        slots, mean = self._limits.concurrency, self._mean_seconds() if self._source.round_trip else None
         if not mean:
             return slots
-        return min(round(slots * (1 + self._source.round_trip / mean)), max(slots, self._refill.batch))
+        return min(round(slots * (1 + self._source.round_trip / mean)), max(slots, self._limits.batch))
 
     def _target(self) -> int:
         """Return the number of messages to hold: about REFILL_SECONDS of work, less if durations vary or others are idle."""
-        slots = self._board.limits.concurrency
+        slots = self._limits.concurrency
         # A buffer that is full with a flood can't take the message of a quiet tenant, so it is shorter if there are tenants.
         sharing = self._state.clock() < self._shared_until or self._source.tenancy is not None
-        if self._board.limits.batch_max:
-            return min(self._refill.batch, (1 if sharing else 2) * slots * self._board.limits.batch_max)
+        if self._limits.batch_max:
+            return min(self._limits.batch, (1 if sharing else 2) * slots * self._limits.batch_max)
         mean = self._mean_seconds()
         least = 0 if sharing else 2 * slots
         if mean is None:
-            return min(self._refill.batch, least)
+            return min(self._limits.batch, least)
         seconds = mean + 2 * self._state.estimates.process.deviation + 1e-6
-        return min(self._refill.batch, max(least, int((SHARE_SECONDS if sharing else REFILL_SECONDS) * slots / seconds)))
+        return min(self._limits.batch, max(least, int((SHARE_SECONDS if sharing else REFILL_SECONDS) * slots / seconds)))
 
     def low_water(self) -> int:
         """Return the number of messages at which more are leased."""
-        return self._target() // 2 if self._refill.low_water is None else self._refill.low_water
+        return self._target() // 2 if self._limits.low_water is None else self._limits.low_water
 
     def is_low(self) -> bool:
         """Return whether the buffer or a slot has room."""
@@ -207,7 +196,7 @@ class Buffer:
 
     def _adapt(self, deliveries: Sequence[Delivery], room: int) -> None:
         """Adapt the messages per key: more of each lane if there are few lanes, fewer if there are many."""
-        if self._board.limits.batch_max:
+        if self._limits.batch_max:
             return
         if len(deliveries) >= room:
             self._per_key = max(PER_KEY_MIN, self._per_key // 2)
@@ -242,7 +231,7 @@ class Buffer:
         """Show other workers that this one has a free slot and no message for it."""
         if (
             self.found_nothing is not None
-            and len(self._board.lanes) < self._board.limits.concurrency
+            and len(self._board.lanes) < self._limits.concurrency
             and not self._board.passed_lanes  # it would be given more of the type that is at its limit
         ):
             self._source.idle()
@@ -294,12 +283,7 @@ class Buffer:
             self._board.drop(lane)
         return back
 
-    def _give_back(self, back: Sequence[Job]) -> bool:
+    def _give_back(self, back: list[Job]) -> bool:
         """Release these messages and all later ones of their leases, without charging attempts. Return whether there were any."""
-        state = self._state
-        if back:
-            self._source.release([job._delivery for job in back])
-        if state.loud:
-            for job in back:
-                state.tell("released", job)
+        self._state.release(back)
         return bool(back)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -17,20 +17,6 @@ SUMMED = (
     "acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred", "running", "preparing", "prepared", "buffered",
     "prepared_bytes", "limited",
 )  # fmt: skip
-
-
-class Runs(Protocol):
-    """The interface of a worker of one queue."""
-
-    def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None: ...
-
-    def _claim(self) -> None: ...
-
-    async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None: ...
-
-    def stop(self, deadline_seconds: float | None = None) -> None: ...
-
-    def stats(self) -> Any: ...
 
 
 class Several:
@@ -53,7 +39,7 @@ class Several:
         """Run each worker in a thread until all have ended. If one fails, stop the others and raise its error."""
         errors: list[BaseException] = []
 
-        def run(worker: Runs) -> None:
+        def run(worker: Any) -> None:
             try:
                 worker.run(drain=drain, grace_seconds=grace_seconds)
             except BaseException as e:  # also SystemExit, which is raised in the caller's thread
@@ -81,7 +67,7 @@ class Several:
 
         errors: list[Exception | SystemExit] = []
 
-        async def serve(worker: Runs) -> None:
+        async def serve(worker: Any) -> None:
             try:
                 worker._claim()
                 await worker._serve(drain, grace_seconds)

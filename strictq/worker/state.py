@@ -126,13 +126,8 @@ class State:
         event = Event(kind, ANY_SHARD, detail=detail)
         notify((log_run, *self.observers.events), event)
 
-    def tell_of_breaker(self, kind: Literal["breaker_opened", "breaker_closed"], detail: str) -> None:
-        """Report a change of the worker's breaker, which concerns the whole queue."""
-        self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
-        notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
-
-    def tell_of_source(self, kind: SourceEvent, detail: str) -> None:
-        """Report that the source fails, or works again. Callable from any thread."""
+    def tell_of_all(self, kind: Literal["breaker_opened", "breaker_closed"] | SourceEvent, detail: str) -> None:
+        """Report a change of the worker's breaker or source, which concerns the whole queue. Callable from any thread."""
         self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
         notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
 

@@ -129,28 +129,19 @@ class Tasks(Executor):
 
 async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> None:
     """Call a prepare handler and report its result."""
-    result, error = None, None
-    try:
-        result = await _call(handover, "prepare", handler, job, (job,))
-    except BaseException as e:
-        if _not_the_handlers(e):
-            handover.prepared(job, None, _reportable(e), 0)
-            raise
-        error = e
+    result, error, ends = await _call(handover, "prepare", handler, job, (job,))
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
+    if ends is not None:
+        raise ends
 
 
 async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> None:
     """Call a process handler and commit its effects."""
-    error: BaseException | None = None
-    try:
-        await _call(handover, "process", handler, job, (job,))
-    except BaseException as e:
-        if _not_the_handlers(e):
-            handover.processed(job, _reportable(e))
-            raise
-        error = e
-    if handover.processed(job, error):
+    _, error, ends = await _call(handover, "process", handler, job, (job,))
+    commits = handover.processed(job, error)
+    if ends is not None:
+        raise ends
+    if commits:
         # Even if cancelled, wait for the commit.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(handover.commit, job)
@@ -158,28 +149,26 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
 
 async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) -> None:
     """Call a batch handler and report its result."""
-    error: BaseException | None = None
-    try:
-        jobs = list(group.jobs)
-        await _call(handover, "process", handler, jobs, jobs)
-    except BaseException as e:
-        if _not_the_handlers(e):
-            handover.processed_group(group, _reportable(e))
-            raise
-        error = e
+    jobs = list(group.jobs)
+    _, error, ends = await _call(handover, "process", handler, jobs, jobs)
     handover.processed_group(group, error)
+    if ends is not None:
+        raise ends
 
 
-async def _call(handover: Handover, stage: str, handler: AsyncHandler, argument: Any, jobs: Sequence[Job]) -> Any:
-    if not handover.observers.handling:
-        return require_ran("the handler", await handler(argument))
-    with around(handover.observers.handling, stage, jobs):
-        return require_ran("the handler", await handler(argument))
-
-
-def _reportable(error: BaseException) -> BaseException:
-    """Return the exception to report to the keeper."""
-    return error if isinstance(error, ENDING) else WorkerCancelled()
+async def _call(
+    handover: Handover, stage: str, handler: AsyncHandler, argument: Any, jobs: Sequence[Job]
+) -> tuple[Any, BaseException | None, BaseException | None]:
+    """Return a handler's result, the exception to report to the keeper, and the one that ends the task."""
+    try:
+        if not handover.observers.handling:
+            return require_ran("the handler", await handler(argument)), None, None
+        with around(handover.observers.handling, stage, jobs):
+            return require_ran("the handler", await handler(argument)), None, None
+    except BaseException as e:
+        if not _not_the_handlers(e):
+            return None, e, None
+        return None, e if isinstance(e, ENDING) else WorkerCancelled(), e
 
 
 def _not_the_handlers(error: BaseException) -> bool:

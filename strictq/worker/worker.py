@@ -32,7 +32,6 @@ from .estimates import Estimates
 from .job import AsyncJob, Job
 from .limits import Limits
 from .loop import Keeper
-from .prefetch import Refill
 from .schedule import Board
 from .several import Several
 from .source import BATCHES, KEYS, STORED_ESTIMATES, HasSource, LocalSource, Source
@@ -54,6 +53,8 @@ NOT_REMOTE = {
     "process_batch": "is not available on a queue behind an endpoint, whose messages are deleted one by one",
 }
 """Why an argument is refused."""
+COUNTED = ("acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred")
+"""The totals, which are attributes of the state of a run."""
 
 
 @attrs.frozen
@@ -265,6 +266,7 @@ class Worker:
             prepared_max=2 * concurrency if prepared_max is None else prepared_max,
             prepared_bytes_max=prepared_bytes_max,
             batch=max(batch, batch_max) if batches else batch,
+            low_water=low_water,
             process_timeout=timeout_seconds,
             prepare_timeout=prepare_timeout_seconds,
             batch_max=batch_max if batches else 0,
@@ -280,7 +282,6 @@ class Worker:
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
-        self._refill = Refill(limits.batch, low_water)
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()
         self._claimed = False
@@ -429,7 +430,7 @@ class Worker:
         if drain and isinstance(self._board, BatchBoard):
             self._board.wait = 0.0  # a draining run has no more messages to wait for
         state = State(self._source, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
-        self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
+        self._keeper = keeper = Keeper(state, drain=drain, grace_seconds=grace_seconds)
         if self._stop is not None:  # a signal or another thread stopped it already
             self.stop(*self._stop)
         return keeper
@@ -497,13 +498,7 @@ class Worker:
         with board.lock:
             waits = list(board.waits)
             return WorkerStats(
-                acked=state.acked if state else 0,
-                retried=state.retried if state else 0,
-                rejected=state.rejected if state else 0,
-                lost=state.lost if state else 0,
-                timeouts=state.timeouts if state else 0,
-                poison=state.poison if state else 0,
-                deferred=state.deferred if state else 0,
+                **{name: getattr(state, name, 0) for name in COUNTED},
                 breaker=breaker,
                 running=len(board.running),
                 preparing=len(board.preparing),

@@ -17,7 +17,7 @@ import strictq
 from strictq import Message, Queue, Worker
 from strictq.worker.estimates import Estimates
 from strictq.worker.limits import Limits
-from strictq.worker.prefetch import Buffer, Refill
+from strictq.worker.prefetch import Buffer
 from strictq.worker.renewal import Leases
 from strictq.worker.schedule import Board
 from strictq.worker.source import LocalSource
@@ -174,10 +174,10 @@ def test_a_receive_for_some_keys_is_not_helped_by_others(q: Queue) -> None:
 def test_quick_work_is_not_handed_back(q: Queue, seconds: float, left: int) -> None:
     """What this worker will have done in a moment would only be delayed: half of what lies behind that goes."""
     fill(q, lanes=50)
-    board = Board(Limits(concurrency=1), Estimates(given_process=seconds))
+    board = Board(Limits(concurrency=1, batch=50), Estimates(given_process=seconds))
     board.add(q.receive(50, per_key=1), 0.0)
     state = State(LocalSource(q, clock=lambda: 100.0), board, board.estimates)
-    buffer = Buffer(state, Leases(state), Refill(50))
+    buffer = Buffer(state, Leases(state))
     board.take_work()
     assert not buffer.share(100.0), "nobody is idle"
     q._storage.waker.show_idle()

@@ -15,7 +15,7 @@ from strictq import InvalidArgument, LeaseLost, Message, Queue, Reject, Worker
 from strictq.worker.ending import Ending
 from strictq.worker.estimates import Estimates
 from strictq.worker.limits import Limits
-from strictq.worker.prefetch import Buffer, Refill
+from strictq.worker.prefetch import Buffer
 from strictq.worker.renewal import Leases
 from strictq.worker.schedule import Board
 from strictq.worker.source import BEFORE_NEXT, BEHIND, GROWING, SHARING, AckOutcome, LocalSource
@@ -365,9 +365,9 @@ def test_the_buffer_holds_lanes_for_the_round_trip(q: Queue, trip: float, lanes:
     send(q, *[str(n) for n in range(50)])
     source = Later(q)
     source.round_trip = trip
-    board = Board(Limits(concurrency=2), Estimates(given_process=0.02))
+    board = Board(Limits(concurrency=2, batch=50, low_water=0), Estimates(given_process=0.02))
     state = State(source, board, board.estimates)
-    buffer = Buffer(state, Leases(state), Refill(50, low_water=0))
+    buffer = Buffer(state, Leases(state))
     deliveries = q.receive(50, per_key=1)
     board.add(deliveries[: lanes - 1], 0.0)
     assert buffer.is_low()
