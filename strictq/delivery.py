@@ -45,7 +45,7 @@ class Lease(LeaseState):
     @property
     def expires_in(self) -> float:
         """Seconds until the deadline, as far as this process knows; negative after it."""
-        return (self._deadline - self._client.settling.now()) / 1_000_000
+        return (self._deadline - self._client.storage.now()) / 1_000_000
 
     def extend(self, seconds: float, *, late: bool = True) -> None:
         """Set the deadline to `seconds` from now, for every message of the lease.
@@ -161,7 +161,7 @@ class Delivery(MessageState):
     @property
     def enqueued_at(self) -> float:
         """The time of the send, in seconds since 1970."""
-        return self.lease._client.settling.to_wall(Fields.sent_at(self._row))
+        return self.lease._client.storage.to_wall(Fields.sent_at(self._row))
 
     @property
     def size_hint(self) -> float | None:

@@ -20,7 +20,9 @@ from .._values.errors import ConsumerBusy, InvalidArgument, RecordedBatchGone
 from . import validate
 
 if TYPE_CHECKING:
-    from .._values.findings import ConsumerStatus
+    from typing import Literal
+
+    from .._values.findings import ConsumerStatus, QueryReport
 
 
 def statuses(storage: Storage) -> list[ConsumerStatus]:
@@ -62,9 +64,6 @@ def acknowledge(storage: Storage, consumer: str, n: int) -> int:
         raise RecordedBatchGone(f"consumer {consumer!r} of this queue has no batch {n}")
     return storage.recorded_batches.ack(consumer, known, n)
 
-
-if TYPE_CHECKING:
-    from .._values.findings import QueryReport
 
 QUERY: Final = "query-"
 BYTES_MAX: Final = 16_384
@@ -121,9 +120,6 @@ def _is_whole(report: QueryReport) -> bool:
         and all(isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 2**62 for n in numbers)
     )
 
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 AFFINITIES: Final = get_args(Affinity)
 

@@ -590,14 +590,6 @@ class Settling:
 
     # ---- read by deliveries
 
-    def now(self) -> int:
-        """Return queue time, microseconds."""
-        return self._storage.now()
-
-    def to_wall(self, at: int) -> float:
-        """Return a queue time as seconds since 1970."""
-        return self._storage.to_wall(at)
-
     def key_state(self, key: bytes) -> bytes | None:
         """Return the durable state of a stored key; for a keyless message, that of the lane it was sent to."""
         self._storage.require_open(writing=False)

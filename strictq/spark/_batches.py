@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from .._values import hints
@@ -101,11 +101,6 @@ def prepared_schema(prepared: str | None, prepare: object) -> pa.Schema:
         raise InvalidArgument(f"prepare's column {taken[0]!r} has the name of one of the message's own: choose another")
     schema: pa.Schema = to_arrow_schema(parsed)
     return schema
-
-
-def spark_type(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as Spark's type."""
-    return from_arrow_schema(schema)
 
 
 def first_line(error: BaseException) -> str:

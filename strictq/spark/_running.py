@@ -11,13 +11,13 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from .._values.types import UNSET
 from ..delivery import Delivery, Lease
 from ..worker.ending import FAILED
 from . import _outcomes, ordering
-from ._batches import LeasedBatch, Rows, first_line, require_keys, spark_type
+from ._batches import LeasedBatch, Rows, first_line, require_keys
 from ._outcomes import ENDS_LANE, SKIPPED, BatchJob, Outcome, run_lane
 from ._pipeline_tasks import FAULT, prepare_schema, preparing, processing
 from ._table_columns import KEY_TYPES, KeyType
@@ -167,7 +167,7 @@ class Stages:
         if ordered:
             parts = min(context.defaultParallelism, table.num_rows)
             df = ordering.ordered(df, key="lane", partitions=parts)
-        return df.mapInArrow(stage, spark_type(schema)).toArrow()
+        return df.mapInArrow(stage, from_arrow_schema(schema)).toArrow()
 
     def _ended(self) -> bool:
         try:

@@ -98,8 +98,7 @@ def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrit
         InvalidArgument, QueueNotFound, StoreError: the write is not possible; nothing was changed.
     """
     if overwrite:
-        hint = hints.APPEND_ONLY
-        raise InvalidArgument("a queue can't be overwritten", hint=hint)
+        raise InvalidArgument("a queue can't be overwritten", hint=hints.APPEND_ONLY)
     require_known(options, use)
     path = Path(real_path(path_of(options)))
     on_mismatch = options.get("onMismatch", "fail").lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 from .._values.errors import InvalidArgument
@@ -34,16 +35,14 @@ def assert_sent(queue: Any, key: Key, bodies: Iterable[Any]) -> list[PeekedMessa
     if len(found) == len(wanted) and all(map(_same, wanted, found)):
         return found
     rows = []
-    for i in range(max(len(wanted), len(found))):
-        w = wanted[i] if i < len(wanted) else _NONE
-        m = found[i] if i < len(found) else None
+    for w, m in zip_longest(wanted, found, fillvalue=_NONE):
         rows.append(
             (
-                "" if m is None else str(m.seq),
-                "" if m is None else m.state,
+                "" if m is _NONE else str(m.seq),
+                "" if m is _NONE else m.state,
                 "nothing" if w is _NONE else _show(w),
-                "nothing" if m is None else _show(_as(w, m.body)),
-                "" if m is not None and w is not _NONE and _same(w, m) else "<--",
+                "nothing" if m is _NONE else _show(_as(w, m.body)),
+                "" if m is not _NONE and w is not _NONE and _same(w, m) else "<--",
             )
         )
     others = sum(bool(row[-1]) for row in rows) if len(wanted) == len(found) else 0
@@ -80,17 +79,15 @@ def assert_dead(
     if len(found) == len(wanted) and all(map(fits, wanted, found)):
         return found
     rows = []
-    for i in range(max(len(wanted), len(found))):
-        w = wanted[i] if i < len(wanted) else _NONE
-        d = found[i] if i < len(found) else None
+    for w, d in zip_longest(wanted, found, fillvalue=_NONE):
         rows.append(
             (
-                "" if d is None else str(d.seq),
+                "" if d is _NONE else str(d.seq),
                 "nothing" if w is _NONE else _show(w),
-                "nothing" if d is None else _show(_as(w, d.body)),
-                "" if d is None else d.kind,
-                "" if d is None else _cut(d.reason or ""),
-                "" if d is not None and w is not _NONE and fits(w, d) else "<--",
+                "nothing" if d is _NONE else _show(_as(w, d.body)),
+                "" if d is _NONE else d.kind,
+                "" if d is _NONE else _cut(d.reason or ""),
+                "" if d is not _NONE and w is not _NONE and fits(w, d) else "<--",
             )
         )
     also = "".join(f", {what} {value!r}" for what, value in (("kind", kind), ("reason", reason)) if value is not None)

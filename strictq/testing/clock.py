@@ -45,7 +45,29 @@ class _Skipping:
 _skipping: ContextVar[_Skipping | None] = ContextVar("strictq_skipping", default=None)
 
 
-class FakeClock:
+class _Movable:
+    """A clock that calls listeners after each move."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: set[WeakMethod[Callable[[], None]]] = set()
+
+    def listen(self, moved: Callable[[], None]) -> None:
+        """Call `moved`, a bound method, after each move of the clock, while its object exists."""
+        with self._lock:
+            self._listeners = {*(ref for ref in self._listeners if ref() is not None), WeakMethod(moved)}
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            listeners = [ref() for ref in self._listeners]
+        for moved in listeners:
+            if moved is not None:
+                moved()
+
+
+class FakeClock(_Movable):
     """The wall clock and boot clock of a simulated machine, for `strictq.open(..., clock=...)`. They stand still until moved.
 
     Leases, delays, TTLs, dedup windows and the `wait` of `receive` follow it. A receive that waits in another thread is
@@ -58,11 +80,10 @@ class FakeClock:
             wall_seconds: the initial wall clock, seconds since 1970.
             boot_seconds: the initial uptime.
         """
+        super().__init__()
         self._wall = round(wall_seconds * MICROSECONDS)
         self._boot = round(boot_seconds * MICROSECONDS)
         self._boots = 1
-        self._lock = threading.Lock()
-        self._listeners: set[WeakMethod[Callable[[], None]]] = set()
 
     # ---- called by strictq
 
@@ -77,11 +98,6 @@ class FakeClock:
     def boot_id(self) -> str:
         """Return the id of this boot."""
         return f"fake-boot-{self._boots}"
-
-    def listen(self, moved: Callable[[], None]) -> None:
-        """Call `moved`, a bound method, after each move of the clock, while its object exists."""
-        with self._lock:
-            self._listeners = {*(ref for ref in self._listeners if ref() is not None), WeakMethod(moved)}
 
     def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:
         """Skip the wait of a receive that found no message, if its thread or task requested that.
@@ -129,13 +145,9 @@ class FakeClock:
         self._move(round(seconds * MICROSECONDS))
 
     def _move(self, step: int) -> None:
-        with self._lock:
+        with self._moving():
             self._wall += step
             self._boot += step
-            listeners = [ref() for ref in self._listeners]
-        for moved in listeners:
-            if moved is not None:
-                moved()
 
     def jump_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back. The boot clock does not change."""
@@ -178,16 +190,15 @@ class FakeClock:
         return f"<FakeClock {self.now:.6f} boot {self._boots}>"
 
 
-class RunningClock(SystemClock):
+class RunningClock(_Movable, SystemClock):
     """The machine's clocks, which run on, and which a test moves ahead. For programs that sleep or poll by the machine's time.
 
     Queues with this clock see `advance(30)` as if 30 s had passed. Any number of queues and threads may share one.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._ahead = 0
-        self._lock = threading.Lock()
-        self._listeners: set[WeakMethod[Callable[[], None]]] = set()
 
     # ---- called by strictq
 
@@ -198,11 +209,6 @@ class RunningClock(SystemClock):
     def boot(self) -> int:
         """Return microseconds since this boot."""
         return super().boot() + self._ahead
-
-    def listen(self, moved: Callable[[], None]) -> None:
-        """Call `moved`, a bound method, after each move of the clock, while its object exists."""
-        with self._lock:
-            self._listeners = {*(ref for ref in self._listeners if ref() is not None), WeakMethod(moved)}
 
     def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:  # noqa: ARG002 - waits are those of the machine
         """Return False: a receive waits by the machine's time."""
@@ -223,12 +229,8 @@ class RunningClock(SystemClock):
         """
         if not 0.0 <= seconds < math.inf:
             raise InvalidArgument(f"time only moves forward, not by {seconds!r} s")
-        with self._lock:
+        with self._moving():
             self._ahead += round(seconds * MICROSECONDS)
-            listeners = [ref() for ref in self._listeners]
-        for moved in listeners:
-            if moved is not None:
-                moved()
 
     def reset(self) -> None:
         """Go back to the machine's time. Close or delete every queue first: their time does not go back."""

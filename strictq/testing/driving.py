@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from .._platform.declared_once import same_arguments
 from .._values import hints
 from .._values.errors import InvalidArgument
 from .._values.handlers import is_async, require_ran, require_runs
@@ -72,25 +73,18 @@ def drain(
 
     if _in_event_loop():
         raise InvalidArgument("drain() would block the event loop of this thread", hint=hints.AWAIT_DRAIN)
-    driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
+    driving = _Driving(
+        queue, process, prepare, failures=failures, skip=skip, seconds_max=seconds_max, messages_max=messages_max, **worker
+    )
     while driving.goes_on():
         driving.worker().run(drain=True)
     return driving.result()
 
 
-async def drain_async(
-    queue: Any,
-    process: Callable[..., Any],
-    prepare: Callable[..., Any] | None = None,
-    *,
-    failures: Literal["raise", "retry"] = "raise",
-    skip: bool = True,
-    seconds_max: float = DAY_SECONDS,
-    messages_max: int = MESSAGES_MAX,
-    **worker: Any,
-) -> Drained:
+@same_arguments(drain)
+async def drain_async(queue: Any, process: Any, prepare: Any = None, **options: Any) -> Drained:
     """Run `drain` inside an event loop, asyncio or trio."""
-    driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
+    driving = _Driving(queue, process, prepare, **options)
     while driving.goes_on():
         await driving.worker().serve(drain=True)
     return driving.result()
@@ -132,11 +126,12 @@ class _Driving:
         queue: Any,
         process: Any,
         prepare: Any,
-        failures: str,
-        skip: bool,
-        seconds_max: float,
-        messages_max: int,
-        options: dict[str, Any],
+        *,
+        failures: str = "raise",
+        skip: bool = True,
+        seconds_max: float = DAY_SECONDS,
+        messages_max: int = MESSAGES_MAX,
+        **options: Any,
     ) -> None:
         if failures not in ("raise", "retry"):
             raise InvalidArgument(f"failures must be 'raise' or 'retry', not {failures!r}")

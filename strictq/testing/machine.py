@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import opening
+from .._platform.declared_once import same_arguments
 from .._values import hints
 from .._values.config import QueueConfig
 from .._values.errors import InvalidArgument
@@ -56,20 +57,13 @@ def _config_of(config: QueueConfig | None, settings: dict[str, Any]) -> QueueCon
     return (config or QueueConfig()).evolve(**settings)
 
 
-def open_async(
-    path: str | os.PathLike[str] = ":memory:",
-    *,
-    clock: FakeClock | None = None,
-    shards: int | None = None,
-    durability: Literal["full", "process"] | None = None,
-    config: QueueConfig | None = None,
-    **settings: Any,
-) -> ReadyAsyncQueue:
+@same_arguments(open)
+def open_async(*args: Any, **options: Any) -> ReadyAsyncQueue:
     """Open an AsyncQueue for a test. It is open at once, so that a plain function or fixture can create it.
 
     Use it directly, or as `async with strictq.testing.open_async() as q`, in one event loop.
     """
-    return awaited(open(path, clock=clock, shards=shards, durability=durability, config=config, **settings))
+    return awaited(open(*args, **options))
 
 
 def awaited(queue: Queue) -> ReadyAsyncQueue:
