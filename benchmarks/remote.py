@@ -3,6 +3,8 @@
 The endpoint is `strictq serve sqs --memory` in a process of its own. A round trip is added in the client, before each request.
 Overlap is the time that the handlers of process take at least, as a share of the time that the run took. The last columns are the
 processor times of this process and of the endpoint, microseconds per message. Connections are made before the time begins.
+
+The last row is about a worker on a local queue: what a source costs, as one more layer between the worker and the queue.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import boto3
 from botocore.config import Config
 
 import strictq
+from strictq._values.keys import encode_key
+from strictq.remote.mapping import SourcePosition, encode
+from strictq.worker.source import Source
 
 from .sqs import SERVERS, Client, server
 
@@ -34,23 +39,27 @@ PROCESS: Final = 0.040
 SHORT_PROCESS: Final = 0.020
 SLOTS: Final = 8
 BATCH: Final = 10
+KEYS: Final = 50
+REQUESTS: Final = 4
+"""How many requests a forwarder has under way."""
 ROUNDS: Final = 3
 BODY: Final = "x" * 100
 CONFIRM: Final = ("before_next", "behind")
 
 
 class Sizes(NamedTuple):
-    """How many messages a run has: of one group, of each of many groups, of a standard queue, and to forward."""
+    """How many messages a run has: of one group, of each of many, of a standard queue, to forward, and of a local queue."""
 
     one: int = 60
     each: int = 8
     standard: int = 800
     forwarded: int = 6_000
+    local: int = 20_000
     rounds: int = ROUNDS
 
 
-SHORT: Final = Sizes(20, 3, 200, 600, 1)
-TINY: Final = Sizes(4, 1, 20, 60, 1)
+SHORT: Final = Sizes(20, 3, 200, 600, 2_000, 1)
+TINY: Final = Sizes(4, 1, 20, 60, 60, 1)
 
 
 class Run(NamedTuple):
@@ -237,6 +246,25 @@ def forward_plainly(client: Any, target: strictq.RemoteQueue, q: strictq.Queue) 
         q.ack_many(batch)
 
 
+def bare(place: Place, messages: int, keys: int) -> Run:
+    """Return the messages a second that requests alone permit: as many threads as the forwarder has send what it would send."""
+    entries = []
+    for n in range(messages):
+        position = SourcePosition("0" * 32, n, 10**15 + n)
+        made = encode(encode_key(f"k{n % keys}"), BODY.encode(), None, f"{n}", fifo=True, position=position)
+        entries.append({"Id": str(n % BATCH), **made.entry(fifo=True)})
+    client, url = place.client(), place.url(place.queue())
+
+    def send(i: int) -> None:
+        client.send_message_batch(QueueUrl=url, Entries=entries[i : i + BATCH])
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        list(pool.map(send, range(0, REQUESTS * BATCH, BATCH)))  # connects; sent again, these are duplicates
+        meter, began = Meter(place), time.perf_counter()
+        list(pool.map(send, range(0, messages, BATCH)))
+        return meter.run(messages / (time.perf_counter() - began), messages)
+
+
 def rate(place: Place, messages: int, keys: int, run: Callable[[strictq.RemoteQueue, strictq.Queue], None]) -> Run:
     """Fill a local queue and empty it. Return the messages a second."""
     directory = Path(tempfile.mkdtemp(dir=place.directory))
@@ -245,6 +273,42 @@ def rate(place: Place, messages: int, keys: int, run: Callable[[strictq.RemoteQu
         meter, began = Meter(place), time.perf_counter()
         run(target, q)
         return meter.run(messages / (time.perf_counter() - began), messages)
+
+
+def _one_more(source: Source) -> Source:
+    """Return a source that calls this one for everything: one more layer, as LocalSource is one over the queue."""
+
+    def called(name: str) -> Callable[..., Any]:
+        return lambda self, *given, **named: getattr(self.inner, name)(*given, **named)
+
+    def shown(name: str) -> property:
+        return property(lambda self: getattr(self.inner, name))
+
+    names = [name for name in vars(Source) if not name.startswith("_")]
+    members = {name: shown(name) if isinstance(vars(Source)[name], property) else called(name) for name in names}
+    made: Any = type("OneMore", (), members)()
+    made.inner = source
+    return cast("Source", made)
+
+
+def local_processor(place: Place, messages: int, *, one_more: bool) -> float:
+    """Return the processor time in which a worker empties a local queue with a handler that does nothing."""
+    with strictq.open(Path(tempfile.mkdtemp(dir=place.directory)) / "local.strictq", durability="process") as q:
+        q.send_many(strictq.Message(BODY.encode(), key=f"k{n % KEYS}") for n in range(messages))
+        worker = strictq.Worker(q, lambda _job: None, concurrency=SLOTS)
+        if one_more:
+            worker._source = _one_more(worker._source)
+        began = time.process_time()
+        worker.run(drain=True)
+        return time.process_time() - began
+
+
+def layer(place: Place, messages: int) -> Run:
+    """Return the processor time of a local worker with one more source in between, as a share of that without, run in turn."""
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for one_more in (False, True, True, False):
+        took[one_more].append(local_processor(place, messages, one_more=one_more))
+    return Run(sum(took[True]) / sum(took[False]), sum(took[False]) * 1e6 / messages / 2, 0.0)
 
 
 def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Run]]]:
@@ -259,11 +323,13 @@ def rows(place: Place, sizes: Sizes) -> Iterator[tuple[str, str, Callable[[], Ru
         yield load.what, f"plain loops: {load.threads}", partial(loop, place, load)
         for confirm in CONFIRM if load.fifo else CONFIRM[:1]:
             yield load.what, confirm, partial(work, place, load, confirm)
-    for keys in (1, 50):
+    for keys in (1, KEYS):
         what = f"forwarder, {keys} key{'s' * (keys > 1)}, messages/s"
         yield what, "plain loop", partial(rate, place, sizes.forwarded, keys, partial(forward_plainly, place.client()))
         for per_key in (1, BATCH):
             yield what, f"--per-key {per_key}", partial(rate, place, sizes.forwarded, keys, partial(forward, per_key))
+    yield what, f"requests alone: {REQUESTS}", partial(bare, place, sizes.forwarded, keys)
+    yield "local worker, processor time", "one more source", partial(layer, place, sizes.local)
 
 
 @contextmanager
@@ -291,10 +357,10 @@ def main(arguments: Sequence[str]) -> int:
                     continue
                 found = [run() for _ in range(sizes.rounds)]
                 values = [each.value for each in found]
-                shown = f"{statistics.median(values):,.0f}" if "/s" in what else f"{statistics.median(values):.0%}"
+                shown = f"{statistics.median(values):,.0f}" if "/s" in what else f"{statistics.median(values):.1%}"
                 spread = f"{min(values):.3g} – {max(values):.3g}"
                 here, there = (statistics.median(times) for times in zip(*(each[1:] for each in found), strict=True))
-                print(f"{what:40} {who:15} {shown:>7}   {spread:15} {here:>7,.0f} {there:>7,.0f} µs", flush=True)
+                print(f"{what:40} {who:17} {shown:>7}   {spread:15} {here:>7,.0f} {there:>7,.0f} µs", flush=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return 0
