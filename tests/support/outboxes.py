@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,28 +49,47 @@ def postgres_programs() -> Path | None:
 
 
 @contextmanager
-def postgres_outbox(place: Path) -> Iterator[Connect]:
-    """Run a server that listens only on a socket in this directory. Skip the test if that is not possible."""
-    psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
+def postgres_server() -> Iterator[str]:
+    """Run a server that listens only on a socket in a directory, and yield that. Skip the test if that is not possible.
+
+    Its user is "program".
+    """
+    pytest.importorskip("psycopg", reason="needs psycopg")
     programs = postgres_programs()
     if programs is None:
         pytest.skip("needs a PostgreSQL server")
+    # not below tmp_path or TMPDIR: the server's user can't enter these, and the path of a socket must be short
+    place = tempfile.mkdtemp(prefix="strictq-pg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
     # PostgreSQL refuses to run as root.
     user: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
-    if user:
-        shutil.chown(place, "postgres")
-    data = place / "data"
 
     def run(*command: str) -> None:
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, **user)
         assert done.returncode == 0, done.stderr + done.stdout
 
-    run(f"{programs}/initdb", "-D", f"{data}", "-U", "program", "-A", "trust", "--no-sync")
-    options = f"-k {place} -c listen_addresses= -c fsync=off"
-    run(f"{programs}/pg_ctl", "-D", f"{data}", "-w", "-l", f"{place}/log", "-o", options, "start")
     try:
-        with psycopg.connect(host=str(place), user="program", dbname="postgres") as db:
-            db.execute(POSTGRESQL)
-        yield lambda: psycopg.connect(host=str(place), user="program", dbname="postgres")
+        if user:
+            shutil.chown(place, "postgres")
+        run(f"{programs}/initdb", "-D", f"{place}/data", "-U", "program", "-A", "trust", "--no-sync")
+        options = f"-k {place} -c listen_addresses= -c fsync=off"
+        run(f"{programs}/pg_ctl", "-D", f"{place}/data", "-w", "-l", f"{place}/log", "-o", options, "start")
+        try:
+            yield place
+        finally:
+            run(f"{programs}/pg_ctl", "-D", f"{place}/data", "-m", "immediate", "stop")
     finally:
-        run(f"{programs}/pg_ctl", "-D", f"{data}", "-m", "immediate", "stop")
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def postgres_outbox() -> Iterator[Connect]:
+    """Run a server with an outbox. See postgres_server."""
+    with postgres_server() as place:
+        import psycopg
+
+        def connect() -> Any:
+            return psycopg.connect(host=place, user="program", dbname="postgres")
+
+        with connect() as db:
+            db.execute(POSTGRESQL)
+        yield connect

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -23,13 +21,8 @@ PLACE = {"sqlite": "?", "postgresql": "%s"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Connect]:
-    # not below tmp_path or TMPDIR: the server's user can't enter these, and the path of a socket must be short
-    place = Path(tempfile.mkdtemp(prefix="strictq-pg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"))
-    try:
-        with postgres_outbox(place) as connect:
-            yield connect
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with postgres_outbox() as connect:
+        yield connect
 
 
 class Program:
