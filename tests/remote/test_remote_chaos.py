@@ -20,6 +20,13 @@ def test_groups_keep_their_order_while_workers_and_the_endpoint_are_killed(tmp_p
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_stopped_for_longer_than_its_leases_overtakes_nothing(tmp_path: Path) -> None:
+    chaos = RemoteChaos(tmp_path, 1, groups=4, messages=6, lease_seconds=2)
+    assert chaos.run(worker_kills=0, kills=0, stops=1) == []
+    assert (len(chaos.stops), len(chaos.sent)) == (1, 24)
+
+
+@pytest.mark.slow
 def test_only_the_message_that_kills_becomes_a_dead_letter(tmp_path: Path) -> None:
     chaos = RemoteChaos(tmp_path, 1, workers=1, groups=1, messages=8, cut=0.0, failures=0.0, lease_seconds=60)
     assert chaos.poison(3, dies=True) == []
