@@ -1317,9 +1317,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a consumer has one holder",
-        "strictq/_store/disk/locks.py",
-        "super().__init__(named(directory, CONSUMER, consumer), look=look)",
-        "super().__init__(named(directory, CONSUMER, os.urandom(8).hex()), look=look)",
+        "strictq/_store/whole/consumers.py",
+        "files.named(self._directory, CONSUMER, name)",
+        'files.named(self._directory, CONSUMER, f"{time.monotonic_ns()}")',
         ("tests/unit/test_recorded_batches_holders.py",),
     ),
     _store(

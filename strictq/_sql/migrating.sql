@@ -55,7 +55,7 @@ WHERE a.id > ? ORDER BY a.id LIMIT ?;
 -- lane, primary keys.
 SELECT l.key, l.id, l.last_seq, l.hold, l.held_at, l.solo_to, l.charged_to, l.active_at, r.position, d.due,
        l.done_token, l.done_kind, l.done_lo, l.done_hi, l.done_gaps,
-       e.token, e.consumer, e.lo, e.hi, e.started, e.pending, e.leased_at, e.deadline, e.expired, e.ack_first, e.redrive, e.closed
+       e.token, e.consumer, e.lo, e.hi, e.started, e.pending, e.leased_at, e.deadline, e.expired, e.ack_first, e.closed
 FROM main.lane l
 LEFT JOIN main.ready r ON r.lane = l.id
 LEFT JOIN main.delayed d ON d.lane = l.id

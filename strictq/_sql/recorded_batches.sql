@@ -130,7 +130,7 @@ INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: parts
 -- recorded_batches.parts: by primary key; the blocks themselves are not read. Takes consumer, n.
-SELECT part, messages, length(data), fresh FROM handout_block WHERE consumer = ? AND n = ? ORDER BY part;
+SELECT part, messages, fresh FROM handout_block WHERE consumer = ? AND n = ? ORDER BY part;
 
 -- name: block
 -- recorded_batches.block: one block, in one seek. Takes consumer, n, part. Index: primary key.

@@ -47,7 +47,7 @@ from .shard.shard_file import Shard
 from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
-from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
+from .shipping.values import PAGE_BYTES, Image, Position, QueueCut, WalMovedOn, WentBack
 from .whole import receive
 from .whole.copies import adopt, become_queue, page_files, put_in_service, rebuild, replication_of
 from .whole.holders import ProcessHold
@@ -59,15 +59,14 @@ from .whole.live_consumers import (
     Description,
     LiveConsumer,
     OnlyConsumer,
-    Seen,
 )  # fmt: skip
 from .whole.moving import Moving
 from .whole.operating import Operating
 from .whole.receive import Joined, Patience
 from .whole.recorded_batches import Allowance, Holding, RecordedBatches, Want
 from .whole.replicating import Replicating
-from .whole.reports import DeadReason, Reports
-from .whole.store import Hook, ReplicaLook, Store
+from .whole.reports import Reports
+from .whole.store import Store
 from .whole.transaction import Acks, Changes, Committed, Placed, Statement, Transactions, WriteTransaction
 from .whole.worker_reports import Attempt, HandlerSpan, RunningHandlers, WorkerSpans
 
@@ -371,11 +370,6 @@ class Storage:
         """Return a number that changes with every arrival in the shard. Takes no lock."""
         return self._store.shards[shard].newest()
 
-    @property
-    def holder(self) -> ProcessHold | None:
-        """This process's notes of its workers' claims."""
-        return self._store.consumers.holder()
-
     def patience(self, wait: int | None, *, receives: bool = True) -> Patience:
         """Begin a wait.
 
@@ -584,20 +578,16 @@ __all__ = [
     "Bulk",
     "BulkRows",
     "Capture",
-    "ChangedFile",
     "Changes",
     "Claimed",
     "Committed",
-    "DeadReason",
     "Description",
-    "Durability",
     "Encode",
     "Fields",
     "Fork",
     "HandlerSpan",
     "Held",
     "Holding",
-    "Hook",
     "Image",
     "Item",
     "Joined",
@@ -613,22 +603,18 @@ __all__ = [
     "PackedColumns",
     "PageFiles",
     "Part",
-    "Patience",
     "Placed",
     "PlainRows",
     "Position",
     "ProcessHold",
     "QueueCut",
-    "QueueFacts",
     "Rebuild",
-    "ReplicaLook",
     "Replication",
     "Request",
     "Rounds",
     "Row",
     "Rows",
     "RunningHandlers",
-    "Seen",
     "Sent",
     "Settlement",
     "ShipProgress",

@@ -73,6 +73,22 @@ def batches(token: int, groups: Sequence[tuple[bytes, Sequence[int]]]) -> list[S
     return [Settlement(key, token, seqs) for key, seqs in groups]
 
 
+def state_of(lane: LiveLane) -> tuple[Any, ...]:
+    """Return all of a lane's state that does not depend on how much of it is loaded, once all of its ids are."""
+    lane.tidy()
+    rare, grant = lane.rare, lane.grant
+    held = [i for _, i in lane.leased()]
+    return (
+        lane.tail,
+        [(seq, i) for seq, i in enumerate(lane.ids or (), lane.first) if i],
+        None if grant is None else (grant.token, grant.deadline, grant.at, grant.holder, held, lane.low, lane.started),
+        lane.due,
+        None if rare is None else (dict(sorted(rare.tried.items())), rare.hold, rare.solo, rare.closed, rare.issuer),
+        [] if rare is None else rare.front,
+        [] if rare is None else sorted(rare.waiting),
+    )  # fmt: skip
+
+
 class LaneFile:
     """One opener.
 
@@ -258,8 +274,8 @@ class LaneFile:
         return lane
 
     def lane(self, key: bytes) -> tuple[Any, ...]:
-        """Return all of a lane's state: see `LiveLane.state`."""
-        return self.look(lambda _: self.whole_lane(key).state())
+        """Return all of a lane's state."""
+        return self.look(lambda _: state_of(self.whole_lane(key)))
 
     def totals(self) -> RunningTotals:
         return self.look(lambda lanes: lanes.memory.totals)

@@ -37,7 +37,7 @@ from strictq._store.shard.shard_lanes import ShardLanes, Tx
 from strictq._values.config import QueueConfig
 from strictq._values.errors import QueueFull
 from tests.support import naive_lanes as naive
-from tests.support.lane_file import LaneFile, new_file, request
+from tests.support.lane_file import LaneFile, new_file, request, state_of
 
 SECOND = 1_000_000
 INTERRUPTED = 0.08
@@ -257,7 +257,7 @@ class Walk:
                 depth = depth_of(lanes.loader.lane(key))
                 assert depth == len(wanted.messages) + len(wanted.waiting), (what, key, depth)
                 lane = shard.whole_lane(key)
-                state = naive.shown(lane.state())
+                state = naive.shown(state_of(lane))
                 assert state == wanted.state(), (what, key, state, wanted.state())
                 self.check_expiry(lane, wanted)
                 if wanted.done is not None:

@@ -58,8 +58,7 @@ class Call:
         if self.wake is not None and self.wake.locked():
             self.wake.release()
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        self.result = result
+    def finish(self, error: BaseException) -> None:
         self.error = error
         self.finished = True
 
@@ -71,7 +70,6 @@ class Call:
 
 def no_leader() -> None:
     """Stand for the leader while there is none."""
-    return
 
 
 class Grouping:
@@ -131,7 +129,7 @@ class Grouping:
         except StoreError as e:
             for other in group[1:]:
                 if not other.finished:
-                    other.finish(error=e)
+                    other.finish(e)
             raise
         finally:
             try:

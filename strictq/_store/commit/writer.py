@@ -363,9 +363,9 @@ class Writer(Connected):
                 if tx.committed:
                     call.finished = True
                 elif isinstance(e, StoreError):
-                    call.finish(error=e)
+                    call.finish(e)
                 elif not tx.undone:
-                    call.finish(error=OutcomeUnknown("the thread that committed was interrupted", shard=self._shard, cause=e))
+                    call.finish(OutcomeUnknown("the thread that committed was interrupted", shard=self._shard, cause=e))
             raise
         return tx
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ..._platform.files import Lock, named, opened
+from ..._platform.files import Lock, opened
 from ..._values import hints
 from ..._values.errors import StoreBusy, StoreError
-from .layout import CONSUMER, PRESENCE
+from .layout import PRESENCE
 
 JOIN_SECONDS: Final = 10.0
 ALONE_SECONDS: Final = 5.0
@@ -96,15 +96,8 @@ def each(directory: Path, some: Iterable[str]) -> Iterator[tuple[Path, int]]:
             yield directory / name, fd
 
 
-class ConsumerLock(Lock):
-    """The lock of a named consumer's single holder. The name is hashed: it may contain characters that a file name may not."""
-
-    def __init__(self, directory: Path, consumer: str, *, look: bool = False) -> None:
-        super().__init__(named(directory, CONSUMER, consumer), look=look)
-
-
 class PrivateLock:
-    """The same for an in-memory queue, which a single process uses."""
+    """The lock of a named consumer's single holder, for an in-memory queue, which a single process uses."""
 
     def __init__(self, taken: set[str], consumer: str) -> None:
         self._taken = taken

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import attrs
 
@@ -88,12 +88,6 @@ class Cell(NamedTuple):
     payload: bytes | None
     size: int
     overflow: int | None
-
-
-class Pages(Protocol):
-    """A source of the pages in which a record continues."""
-
-    def page(self, number: int) -> bytes: ...
 
 
 class File:
@@ -262,7 +256,7 @@ class Tree:
         return False
 
     def _record(self, cell: Cell) -> Row | None:
-        return None if cell.payload is None else record(self.file, cell.payload, cell.size, cell.overflow)
+        return None if cell.payload is None else record(self.file.page, cell.payload, cell.size, cell.overflow)
 
     def found_again(self, free: set[int] | None, is_ours: Callable[[int | None, Row], bool]) -> Iterator[tuple[int | None, Row]]:
         """Yield rows of pages below damaged ones. They fit between this tree's lost keys, and belong to no other tree.
@@ -308,10 +302,10 @@ def cells(page: bytes, number: int) -> Iterator[Cell]:
         yield _cell(page, number, at)
 
 
-def last_cell(page: bytes, number: int) -> Cell | None:
+def last_cell(page: bytes) -> Cell | None:
     """Return the cell with the greatest key, for a page of which no more is needed. None: it is empty."""
-    places = _places(page, number)
-    return _cell(page, number, places[-1]) if places else None
+    places = _places(page, 0)
+    return _cell(page, 0, places[-1]) if places else None
 
 
 def _places(page: bytes, number: int) -> tuple[int, ...]:
@@ -377,14 +371,14 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     return value - (1 << 64) if value >> 63 else value, at + 9
 
 
-def record(file: Pages | None, payload: bytes, size: int, overflow: int | None) -> Row:
+def record(page_of: Callable[[int], bytes], payload: bytes, size: int, overflow: int | None) -> Row:
     """Return the values of a record. Reads its overflow pages."""
     parts = [payload]
     missing = size - len(payload)
     while missing > 0:
-        if not overflow or file is None:
+        if not overflow:
             raise Unreadable("a record is truncated")
-        page = file.page(overflow)
+        page = page_of(overflow)
         overflow = int.from_bytes(page[:4], "big")
         parts.append(page[4 : 4 + min(missing, USABLE - 4)])
         missing -= len(parts[-1])

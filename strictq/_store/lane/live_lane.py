@@ -588,21 +588,6 @@ class LiveLane:
         if not holes:
             self.holes = None
 
-    def state(self) -> tuple[Any, ...]:
-        """Return all of its state that does not depend on how much of it is loaded, once all of its ids are."""
-        self.tidy()
-        rare, grant = self.rare, self.grant
-        held = [i for _, i in self.leased()]
-        return (
-            self.tail,
-            [(seq, i) for seq, i in enumerate(self.ids or (), self.first) if i],
-            None if grant is None else (grant.token, grant.deadline, grant.at, grant.holder, held, self.low, self.started),
-            self.due,
-            None if rare is None else (dict(sorted(rare.tried.items())), rare.hold, rare.solo, rare.closed, rare.issuer),
-            [] if rare is None else rare.front,
-            [] if rare is None else sorted(rare.waiting),
-        )  # fmt: skip
-
 
 _TENANT_OF: Final = attrgetter("tenant")
 _LANE_OF: Final = itemgetter(0)

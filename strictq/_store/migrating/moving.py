@@ -83,8 +83,6 @@ def move(
 
 
 class _Move:
-    """A move of one shard."""
-
     def __init__(self, db: apsw.Connection, file: Path, shard: int, old: OldShard, owns: Callable[[int], bool]) -> None:
         self._db = db
         self._many: Any = db.executemany
@@ -131,7 +129,6 @@ class _Move:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Run the block in a transaction."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -339,7 +336,6 @@ class _Move:
 
 
 def _opts(m: OldMessage | OldDeadLetter) -> str | None:
-    """Return the column `opts` of a message."""
     numbers = [m.size_hint, m.prepare_seconds, m.process_seconds]
     if numbers == [None, None, None]:
         return m.headers

@@ -23,7 +23,7 @@ PART_BYTES: Final = 16 << 20
 """A part ends with the message whose body reaches this size."""
 _PART_ROWS: Final = 1_000
 """The number of rows that one statement reads of what has small rows."""
-_LEASED: Final = slice(15, 27)
+_LEASED: Final = slice(15, 26)
 
 
 class OldShard:
@@ -204,8 +204,8 @@ class OldShard:
 def _lease(token: int | None, *rest: Any) -> OldLease | None:
     if token is None:
         return None
-    *values, expired, ack_first, redrive, closed = rest
-    return OldLease._make((token, *values, bool(expired), bool(ack_first), bool(redrive), bool(closed)))
+    *values, expired, ack_first, closed = rest
+    return OldLease._make((token, *values, bool(expired), bool(ack_first), bool(closed)))
 
 
 def _resolution(token: int | None, kind: str, lo: int, hi: int, gaps: str | None) -> OldResolution | None:

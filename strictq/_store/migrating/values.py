@@ -78,7 +78,6 @@ class OldLease(NamedTuple):
         deadline: 2**62: it belongs to a named consumer's batch, and does not end by itself.
         expired: a claim saw it past its deadline, and listed the lane again.
         ack_first: its messages are resolved, and only the lane is held.
-        redrive: dead letters wait for its end.
         closed: its last messages were returned, so it no longer grows.
     """
 
@@ -92,7 +91,6 @@ class OldLease(NamedTuple):
     deadline: int
     expired: bool = False
     ack_first: bool = False
-    redrive: bool = False
     closed: bool = False
 
 

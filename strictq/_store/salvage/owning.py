@@ -67,7 +67,6 @@ def _features(pages: ShardPages) -> int | None:
 
 
 def _hashes(pages: ShardPages) -> Iterator[int]:
-    """Yield the hashes of the lanes of a shard."""
     for _, row in pages.rows("lane"):
         if is_key(row[0]):
             yield hash_of(row[0])

@@ -97,8 +97,6 @@ def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
 
 
 class _Salvage:
-    """One salvage while it runs."""
-
     def __init__(self, path: Path, working: Path, known: Catalog, clock: Clock, notes: list[str]) -> None:
         self.path = path
         self.working = working

@@ -44,7 +44,6 @@ class Part(NamedTuple):
     shard: int
     part: int
     messages: int
-    bytes: int
     fresh: bool
 
 
@@ -238,7 +237,7 @@ def parts(db: apsw.Connection, name: str, n: int, shard: int) -> list[Part]:
             f"batch {n} of consumer {name!r} was released, and other consumers may have received its messages"
         )
     rows: list[Any] = db.execute(RECORDED_BATCHES.parts, (name, n)).fetchall()
-    return [Part(shard, part, messages, size, bool(fresh)) for part, messages, size, fresh in rows]
+    return [Part(shard, part, messages, bool(fresh)) for part, messages, fresh in rows]
 
 
 def block(db: apsw.Connection, name: str, n: int, part: int) -> bytes | None:

@@ -577,11 +577,6 @@ class Shard:
         """Return the newest arrival number."""
         return self.glance(_newest_message)
 
-    @property
-    def read_only(self) -> bool:
-        """Whether the queue was opened read-only."""
-        return self._host.read_only
-
     def require(self) -> None:
         """Raise the error that this shard was quarantined for."""
         if self.failed is not None:

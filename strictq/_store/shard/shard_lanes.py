@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import apsw
 
@@ -19,7 +19,7 @@ from ..._sql import LOOKS, SHARD, TABLES
 from ..._values.config import QueueConfig
 from ..._values.errors import StoreCorrupt, StrictqError
 from ..._values.tenants import TenantRules
-from ..commit.tx import COUNTED, TxOf
+from ..commit.tx import COUNTED, Host, TxOf
 from ..disk.rate_file import RateFile
 from ..lane import entries as kinds
 from ..lane.entries import Entry, encode_groups
@@ -178,12 +178,6 @@ def last_outbox(db: apsw.Connection) -> int:
 
 KINDS_OF_TRANSACTIONS: Final = kinds.WITH_MARK | {kinds.VOID}
 """Entries that only a transaction reads, because rows were written or cut beside them."""
-
-
-class EmptyReceives(Protocol):
-    """Counts the receives of this process that found nothing."""
-
-    def take_empty_receives(self, shard: int) -> int: ...
 
 
 class ShardLanes:
@@ -570,7 +564,7 @@ class ShardLanes:
             and memory.work < memory.fold_at and len(memory.dirty) < self._dirty_max and not memory.unplaced
         )  # fmt: skip
 
-    def finish(self, tx: Tx, empties: EmptyReceives) -> None:
+    def finish(self, tx: Tx, empties: Host) -> None:
         """Write what a transaction needs before its COMMIT: an entry if nothing else tells others of it, and folds."""
         memory = self.memory
         seen, top, changes, work = self._begun

@@ -98,13 +98,3 @@ class ShipProgress:
         raw = files.content(directory / layout.SHIP_LOCK, _X.size)
         x: int = _X.unpack(raw)[0] if raw is not None and len(raw) == _X.size else 0
         return x
-
-
-def lock(directory: Path) -> files.Lock:
-    """Return the lock that the shipping process holds."""
-    return files.Lock(directory / layout.SHIP_LOCK)
-
-
-def has_shipper(directory: Path) -> bool:
-    """Return whether a process holds the lock."""
-    return files.is_held(directory / layout.SHIP_LOCK)

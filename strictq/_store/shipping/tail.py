@@ -503,7 +503,7 @@ def _newest_of_log(page: bytes, pages: Mapping[int, Callable[[], bytes]]) -> int
     """Return the time of the last row of a leaf of `message` or `journal`. None: it is not such a leaf."""
     if page[0] != _LEAF_TABLE:
         return None
-    last = last_cell(page, 0)
+    last = last_cell(page)
     if last is None or last.payload is None:
         return None
     row = _record(last, pages)
@@ -519,25 +519,13 @@ def _newest_of_log(page: bytes, pages: Mapping[int, Callable[[], bytes]]) -> int
 
 
 def _record(cell: Cell, pages: Mapping[int, Callable[[], bytes]]) -> Row:
+    def written(number: int) -> bytes:
+        if number not in pages:
+            raise Unreadable(f"page {number} was written by another commit")
+        return pages[number]()
+
     assert cell.payload is not None
     try:
-        return record(_Written(pages), cell.payload, cell.size, cell.overflow)
+        return record(written, cell.payload, cell.size, cell.overflow)
     except Unreadable:
         return ()  # an older row: its record continues in a page that this commit did not write
-
-
-class _Written:
-    """The pages of a commit, for `record`."""
-
-    def __init__(self, pages: Mapping[int, Callable[[], bytes]]) -> None:
-        self._pages = pages
-
-    def page(self, number: int) -> bytes:
-        """Return a page.
-
-        Raises:
-            Unreadable: the commit did not write it.
-        """
-        if number not in self._pages:
-            raise Unreadable(f"page {number} was written by another commit")
-        return self._pages[number]()

@@ -11,7 +11,7 @@ from ..._platform import files
 from ..._values.errors import StoreError, StoreFull
 from ..commit.tx import bound
 from ..disk import locks
-from ..disk.layout import HOLDER
+from ..disk.layout import CONSUMER, HOLDER
 from ..shard import expiring
 from . import holders, live_consumers, moving, worker_reports
 from .live_consumers import Description, LiveConsumer, OnlyConsumer, Seen
@@ -131,10 +131,10 @@ class Consumers:
         reports = (report.progress for report in self.notices(worker_reports.RunningHandlers))
         return next((report[attempt] for report in reports if attempt in report), None)
 
-    def lock(self, name: str) -> locks.ConsumerLock | locks.PrivateLock:
+    def lock(self, name: str) -> files.Lock | locks.PrivateLock:
         """Return the lock for the holder of a named consumer. It is not acquired yet."""
         if self._directory is None:
             return locks.PrivateLock(self._names, name)
-        lock = locks.ConsumerLock(self._directory, name, look=self._store.read_only)
+        lock = files.Lock(files.named(self._directory, CONSUMER, name), look=self._store.read_only)
         self._own_locks.add(lock)
         return lock

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..._sql import OUTBOX
 from ..._values.errors import ForwardPending, StoreCorrupt, StrictqError
@@ -22,6 +22,7 @@ from ..shard.moving import sends_inlet
 from ..shard.sending import send
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import Tx
+from .routing import Routing
 
 FORWARD_STEP: Final = 500
 
@@ -88,17 +89,7 @@ def in_order(db: Any) -> list[tuple[Any, ...]]:
 # ---- forwarding; each step is synced before the next one relies on it
 
 
-class Router(Protocol):
-    """The shards of a queue, and where ranges went."""
-
-    shards: list[Shard]
-
-    def follow(self, error: Rerouted, forwards: Shard | None = None) -> Shard:
-        """Return the shard that a key's range moved to. `forwards`: whose sends the caller forwards."""
-        ...
-
-
-def forward(router: Router, origins: Iterable[Shard]) -> None:
+def forward(router: Routing, origins: Iterable[Shard]) -> None:
     """Forward what waits in the outboxes of these shards.
 
     Raises:
@@ -114,7 +105,7 @@ def forward(router: Router, origins: Iterable[Shard]) -> None:
         raise ForwardPending(f"some sends have not arrived yet: {failed}") from failed
 
 
-def _from(router: Router, origin: Shard) -> None:
+def _from(router: Routing, origin: Shard) -> None:
     """Forward one shard's sends to the others. A destination that fails does not block the next one."""
     failed: StrictqError | None = None
     numbers = origin.read(destinations)
@@ -132,13 +123,13 @@ def _from(router: Router, origin: Shard) -> None:
         raise failed
 
 
-def _destination(router: Router, origin: Shard, number: int) -> Shard:
+def _destination(router: Routing, origin: Shard, number: int) -> Shard:
     if not 0 <= number < len(router.shards):
         raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
     return router.shards[number]
 
 
-def _all_in_order(router: Router, origin: Shard) -> None:
+def _all_in_order(router: Routing, origin: Shard) -> None:
     """Forward one shard's sends of a queue whose ranges have moved.
 
     The sends to a key may name two shards: the one that had it, and the one that has it. So all arrive in their order.
@@ -151,7 +142,7 @@ def _all_in_order(router: Router, origin: Shard) -> None:
             origin.drain(bound(forget, number, sends[-1][0]))
 
 
-def _bring(router: Router, origin: Shard, number: int, rows: list[tuple[Any, ...]]) -> None:
+def _bring(router: Routing, origin: Shard, number: int, rows: list[tuple[Any, ...]]) -> None:
     """Bring sends to a destination, or each to the shard that its key has moved to."""
     to = _destination(router, origin, number)
     try:

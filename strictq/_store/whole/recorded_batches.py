@@ -14,7 +14,7 @@ from ..._platform import files
 from ..._platform.parallel import run_all
 from ..._values.errors import OutcomeUnknown, StoreError, StoreFull
 from ..commit.tx import NEVER, SECOND, bound
-from ..disk.locks import ConsumerLock, PrivateLock
+from ..disk.locks import PrivateLock
 from ..shard import counting, recorded_batches
 from ..shard.leases import Request
 from ..shard.recorded_batches import Encode, Known, Part, Standing
@@ -95,7 +95,7 @@ class RecordedBatches:
 
     # ---- the holder of a consumer
 
-    def lock(self, name: str) -> ConsumerLock | PrivateLock:
+    def lock(self, name: str) -> files.Lock | PrivateLock:
         """Return the lock for the holder of a consumer. It is not acquired yet."""
         return self._store.consumers.lock(name)
 

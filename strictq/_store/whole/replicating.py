@@ -10,7 +10,7 @@ from ..._platform import files
 from ..._values import hints
 from ..._values.errors import ConfigError
 from ..catalog.contents import Replication
-from ..shipping import status
+from ..disk import layout
 from ..shipping.confirming import Rounds
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Replicating:
     def lock(self) -> files.Lock:
         """Return the lock for the shipping process. It is not acquired yet."""
         assert self._store.directory is not None
-        return status.lock(self._store.directory)
+        return files.Lock(self._store.directory / layout.SHIP_LOCK)
 
     def rounds(self) -> Rounds | None:
         """Return the shipper's counter of rounds, for calls that wait in confirmed mode. None: in async mode."""

@@ -22,7 +22,7 @@ from ..._values.stats import OpenBreaker, QueueCounts, ReplicationStatus, ShardS
 from ..._values.tenants import TenantRules, tenant_of
 from ..commit.app_database import Rows
 from ..commit.tx import NEVER, bound
-from ..disk import wal_file
+from ..disk import layout, wal_file
 from ..disk.rate_file import RECEIVE, Rate
 from ..shard import counting, failures, history, looking, reporting
 from ..shard.counting import FEW
@@ -30,7 +30,7 @@ from ..shard.looking import LaneView
 from ..shard.messages import headers_of
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
-from ..shipping.status import ShipProgress, ShipStatus, has_shipper
+from ..shipping.status import ShipProgress, ShipStatus
 from ..shipping.values import FRAME_BYTES
 from ..tables import key_states, outputs
 from . import moving
@@ -206,7 +206,7 @@ class Reports:
             target=known.target,
             history_id=known.history_id,
             term=known.term,
-            shipping=known.ships and has_shipper(directory),
+            shipping=known.ships and files.is_held(directory / layout.SHIP_LOCK),
             lag_seconds=0.0 if lag is not None and behind == 0 else lag,
             lag_bytes=behind,
             confirmed_at=status.wall / MICROSECONDS if shipped else None,
