@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,8 @@ STARTED_SECONDS: Final = 60.0
 POLLS: Final = 1_000
 POLLED_QUEUES: Final = 200
 POLL_SECONDS: Final = 20
+ANSWERED_POLLS: Final = 300
+PARKED_SECONDS: Final = 0.02
 PROCESSOR_CLOCK: Final = 2
 """With the complement of a process's id, the clock of its processor time, of ended threads, too (see clock_getcpuclockid)."""
 ECHO: Final = """
@@ -223,10 +226,32 @@ def polls(client: Client, queues: int, each: int) -> tuple[float, float]:
     return share, memory
 
 
+def polled(client: Client) -> list[float]:
+    """Return the milliseconds from a send to the answer of the poll that waits for it, sorted."""
+    url = client.call("CreateQueue", {"QueueName": "polled"})["QueueUrl"]
+    waiting = Client(client.port, client.pid)
+    found = []
+
+    def poll() -> None:
+        got = waiting.call("ReceiveMessage", {"QueueUrl": url, "WaitTimeSeconds": POLL_SECONDS})
+        at = time.perf_counter()
+        waiting.call("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": got["Messages"][0]["ReceiptHandle"]})
+        found.append((at - sent) * 1000)
+
+    for _ in range(ANSWERED_POLLS):
+        thread = threading.Thread(target=poll)
+        thread.start()
+        time.sleep(PARKED_SECONDS)
+        sent = time.perf_counter()
+        client.call("SendMessage", {"QueueUrl": url, "MessageBody": BODY})
+        thread.join()
+    return sorted(found)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command line, and print a table. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks sqs", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="fewer calls and rounds, no idle polls")
+    parser.add_argument("--short", action="store_true", help="fewer calls and rounds, no polls")
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), help="the servers to measure")
     parser.add_argument("--dir", type=Path, help="where queues are created (default: the directory for temporary files)")
     options = parser.parse_args(arguments)
@@ -246,6 +271,9 @@ def main(arguments: Sequence[str]) -> int:
                     continue
                 table[name] = rows(client, *((slow_calls, 1) if peer.slow else (calls, rounds)), warm_up)
                 if name == "process" and not options.short:
+                    milliseconds = polled(client)
+                    p50, p95 = (milliseconds[len(milliseconds) * share // 100] for share in (50, 95))
+                    print(f"a poll is answered {p50:.2f} ms (p50), {p95:.2f} ms (p95) after the send began")
                     for queues, each in ((1, POLLS), (POLLED_QUEUES, 1)):
                         share, memory = polls(client, queues, each)
                         print(f"{queues} queues, {each} idle polls each: {share:.2%} of a processor, {memory:.1f} MiB")
