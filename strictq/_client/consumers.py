@@ -73,7 +73,6 @@ _NUMBERS: Final = ("batch", "messages", "batch_seconds", "messages_per_second", 
 
 
 def report_of(directory: Path, consumer: str) -> Path:
-    """Return the path of a consumer's report."""
     return files.named(directory, QUERY, consumer)
 
 

@@ -203,7 +203,6 @@ class Effects:
         return Changes(items, self.key_state, self.statements, took)
 
     def committed(self, done: Committed) -> None:
-        """Fill the receipts."""
         for send, placed in zip(self.sends, done.sent, strict=True):
             send.receipt._fill(placed)
 

@@ -142,7 +142,6 @@ class Receiving(Generic[BatchT]):
         return soonest
 
     def batch(self, request: Request) -> BatchT:
-        """Return an empty batch for a request."""
         return self._make(self._client, request, ())
 
     def consume(self, request: Request, wait: float | None, live: Live | None = None) -> Iterator[Any]:

@@ -187,7 +187,6 @@ class TenantRules:
         return self.limits_deliveries and _limits_deliveries(self.of(tenant))
 
     def of(self, tenant: bytes) -> TenantLimit:
-        """Return the limit that applies to a tenant."""
         found = self._exact.get(tenant) or self._known.get(tenant)
         if found is None:
             found = next((limit for begin, limit in self._beginnings if tenant.startswith(begin)), NO_LIMIT)

@@ -124,7 +124,6 @@ drain_option: Final[Decorator] = click.option(
 
 
 def grace_option(running: str) -> Decorator:
-    """Return a --grace option for these."""
     text = f"On Ctrl-C or SIGTERM: wait at most this many seconds for running {running}. Default: no limit."
     return click.option("--grace", type=Seconds(min=0.0), help=text)
 
@@ -145,7 +144,6 @@ def open_place(place: Path | str) -> AbstractContextManager[strictq.Queue | stri
 
 
 def limit_option(default: int) -> Decorator:
-    """Return a --limit option with this default."""
     return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="Show at most this many.")
 
 

@@ -32,7 +32,6 @@ class Context(click.Context):
     formatter_class = Formatter
 
     def make_formatter(self) -> click.HelpFormatter:
-        """Return a formatter for a help page."""
         import shutil  # imported late: only help needs it
 
         columns = shutil.get_terminal_size().columns
@@ -69,7 +68,6 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 

@@ -31,7 +31,6 @@ class StderrHandler(logging.Handler):
     """Writes to the current stderr, which a live status line may replace to print records above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
         try:
             # One write, so that the lines of several processes do not mix.
             sys.stderr.write(f"{self.format(record)}\n")

@@ -159,7 +159,6 @@ def bars(names: Sequence[str], total: int) -> AbstractContextManager[Callable[[S
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Return whether a stream is a terminal."""
     return stream is not None and stream.isatty()
 
 

@@ -248,7 +248,6 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
 
 
 def breaker_line(breaker: OpenBreaker) -> str:
-    """Return an open circuit breaker as one line."""
     ago = span(max(time.time() - breaker.since, 0.0))
     what = "" if breaker.group is None else f"group {printable(breaker.group)} "
     return (

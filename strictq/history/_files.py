@@ -86,7 +86,6 @@ def damaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Raise OSErrors as ExportError."""
     try:
         yield
     except OSError as e:

@@ -84,7 +84,6 @@ class Forwarding:
 
     @property
     def error(self) -> str | None:
-        """The error of forwarding, or None."""
         return None if self._failure is None else f"the next replica: {Exception.__str__(self._failure)}"
 
     # ---- called by the replica
@@ -96,7 +95,6 @@ class Forwarding:
         self._end = (self._kept[-1].n, self._kept[-1].hash) if self._kept else before
 
     def begin(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def appended(self, logged: Logged) -> None:

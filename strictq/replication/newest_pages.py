@@ -19,7 +19,6 @@ class NewestPages:
         self._sizes: dict[int, int] = {}
 
     def add(self, parts: SegmentPages) -> None:
-        """Add the pages of the next segment."""
         for part, pages in parts:
             self._pages.setdefault(part.shard, {}).update(pages)
             self._sizes[part.shard] = part.size

@@ -297,7 +297,6 @@ def promotion_wanted(home: Path) -> bool:
 
 
 def is_received_for(home: Path) -> bool:
-    """Return whether a process receives for the replica."""
     return files.is_held(home / LOCK)
 
 
@@ -337,7 +336,6 @@ class HeldLook:
         self._lock.leave()
 
     def status(self) -> ReplicationStatus:
-        """Return the replica's status."""
         state, contact = ReplicaState.read(self.home), LastContact.read(self.home)
         return ReplicationStatus(
             mode="replica",

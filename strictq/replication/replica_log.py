@@ -37,8 +37,6 @@ class Logged(NamedTuple):
 
 
 class LogPlace(NamedTuple):
-    """The place of a segment in the log."""
-
     file: int
     at: int
     size: int

@@ -126,7 +126,6 @@ def encode(header: SegmentHeader, pages: list[Image], key: bytes = b"", *, compr
 
 
 def header_values(header: SegmentHeader) -> dict[str, Any]:
-    """Return a header as JSON values."""
     values = attrs.asdict(header, recurse=False)
     values["format"] = FORMAT
     values["parts"] = [attrs.astuple(part) for part in header.parts]

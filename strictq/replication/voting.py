@@ -237,7 +237,6 @@ class Ballotting:
 
     @property
     def has_majority(self) -> bool:
-        """Whether a majority promised."""
         return self.phase == "promises" and len(self.promises) >= self.decided.majority
 
     def caught_up(self, mine: LogPosition) -> Ballotting:

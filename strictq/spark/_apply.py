@@ -33,8 +33,6 @@ READ_BYTES: Final = 1 << 20
 
 
 class StagedFile(NamedTuple):
-    """A staged file of a batch."""
-
     name: str
     rows: int
 

@@ -271,7 +271,6 @@ def _block(batch: pa.RecordBatch, fresh: bool) -> Block:
 
 
 def pack(batch: pa.RecordBatch) -> bytes:
-    """Return a batch with its schema as bytes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=COMPRESSED) as writer:
         writer.write_batch(batch)

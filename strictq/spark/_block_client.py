@@ -212,7 +212,6 @@ class Upload:
         return size
 
     def flush(self) -> None:
-        """Send all waiting data."""
         if self._waiting:
             self._send(len(self._waiting))
 

@@ -90,7 +90,6 @@ class Member:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open."""
         return self.reader._held is not None
 
     def is_there(self) -> bool:
@@ -269,11 +268,9 @@ class FleetMembers:
             self.by_id[name].close()
 
     def open_ones(self) -> list[Member]:
-        """Return the open members."""
         return [self.by_id[name] for name in self._used]
 
     def close(self) -> None:
-        """Close all members."""
         for member in self.by_id.values():
             member.close()
         self._used.clear()

@@ -96,7 +96,6 @@ class BatchJob(Recording):
         self._effects = Effects()
 
     def json(self) -> Any:
-        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
     @property

@@ -274,7 +274,6 @@ class StagedRows:
         return keys
 
     def bodies(self, rows: Integers) -> list[bytes]:
-        """Return the bodies of these rows."""
         bodies: list[bytes] = self._taken("body", rows).to_numpy(zero_copy_only=False).tolist()
         return bodies
 
@@ -299,7 +298,6 @@ class StagedRows:
         return Options(**given) if given else None
 
     def all_options(self, rows: Integers) -> list[Options | None]:
-        """Return the options of these rows."""
         if not self.has_options:
             return [None] * len(rows)
         found: list[Options | None] = [None] * len(rows)

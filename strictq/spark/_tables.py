@@ -55,5 +55,4 @@ def options_for(given: Mapping[str, str], schema: StructType, use: Use) -> Mappi
 
 
 def without_metadata(schema: StructType) -> StructType:
-    """Return the columns without metadata."""
     return StructType([StructField(f.name, f.dataType, f.nullable) for f in schema])

@@ -223,7 +223,6 @@ class _Driving:
         )
 
     def result(self) -> Drained:
-        """Return the result."""
         return Drained(**self._counts, failures=self._failures, seconds=self._skipped / 1_000_000)
 
 

@@ -211,7 +211,6 @@ class Circuit:
         self.state, self.probe = PROBING, lane
 
     def failed_probe(self, now: float, error: str) -> None:
-        """Record that the probe failed."""
         assert self.opened is not None
         self.open(attrs.evolve(self.opened, error=error, probes=self.opened.probes + 1), now)
 
@@ -251,7 +250,6 @@ class Circuits:
 
     @property
     def calm(self) -> bool:
-        """Whether no breaker is open."""
         return not self.open and self.worker.state == CLOSED
 
     # ---- groups

@@ -86,7 +86,6 @@ class Estimates:
         self.given_process = config.process_seconds if self.given_process is None else self.given_process
 
     def load(self, rows: dict[str, str]) -> None:
-        """Load the stored models."""
         for stage, text in rows.items():
             if stage == "prepare":
                 self.prepare = Model.from_json(text)

@@ -313,12 +313,10 @@ class RemoteJob(Recording):
         self._effects = Effects()
 
     def json(self) -> Any:
-        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
     @property
     def last_error(self) -> AttemptError | None:
-        """See Job.last_error."""
         return next(reversed(self.errors), None)
 
     def _inherited(self) -> dict[str, str]:
@@ -333,7 +331,6 @@ class RemoteJob(Recording):
 
     @property
     def key_state(self) -> bytes | None:
-        """See Job.key_state."""
         if not self._has_effects:
             raise InvalidArgument(f"job.key_state {NO_EFFECTS}", hint=hints.EFFECTS_ARE_LOCAL)
         state = self._effects.key_state

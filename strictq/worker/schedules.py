@@ -170,7 +170,6 @@ class Ticks:
 
     @property
     def clock(self) -> Any:
-        """The queue's clock."""
         return self._queue._storage.clock
 
     def now(self) -> float:

@@ -122,7 +122,6 @@ class State:
         self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), max_attempts=limit, **more))
 
     def tell_of_run(self, kind: Literal["worker_started", "worker_stopped"], detail: str) -> None:
-        """Report that the worker started or stopped."""
         event = Event(kind, ANY_SHARD, detail=detail)
         notify((log_run, *self.observers.events), event)
 

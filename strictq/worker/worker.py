@@ -406,7 +406,6 @@ class Worker:
             self._keeper.stop(None if deadline_seconds is None else self._keeper.state.clock() + deadline_seconds)
 
     def _disconnect(self) -> None:
-        """Close the connection that was made for this worker."""
         if self._connection is not None:
             self._connection.close()
 

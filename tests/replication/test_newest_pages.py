@@ -10,8 +10,6 @@ from strictq.replication.segment import PagesOf
 
 
 class Written:
-    """Notes what is written."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, list[tuple[int, bytes]]]] = []
 

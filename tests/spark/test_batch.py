@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def q(queue_path: str) -> Iterator[Queue]:
-    """A queue of two shards."""
     with strictq.open(queue_path, shards=2, durability="process") as q:
         yield q
 

@@ -30,7 +30,6 @@ KEYS = [f"k{n}" for n in range(20)]
 
 @pytest.fixture
 def q(queue_path: str) -> Iterator[Queue]:
-    """A queue of two shards."""
     with strictq.open(queue_path, shards=2, durability="process") as q:
         yield q
 

@@ -83,7 +83,6 @@ class Original:
 
 
 def flip(file: Path, chance: random.Random) -> None:
-    """Flip one random bit."""
     bit = chance.randrange(file.stat().st_size * 8)
     with file.open("r+b") as f:
         f.seek(bit // 8)

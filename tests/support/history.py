@@ -209,7 +209,6 @@ class Recorder:
 
 
 def encode(event: Event) -> bytes:
-    """Encode an event as a line."""
     if isinstance(event, Invoke):
         row = [0, event.call, event.at, event.process, event.thread, event.verb, event.items]
     else:
@@ -242,7 +241,6 @@ def _typed(shape: type[Any] | None, items: list[Any]) -> list[Any]:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Append events to a file."""
     with path.open("ab") as file:
         file.writelines(map(encode, events))
 

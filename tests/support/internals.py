@@ -31,7 +31,6 @@ def store_of(q: Queue) -> Store:
 
 
 def shard_of(q: Queue, number: int = 0) -> Shard:
-    """Return one shard of an open queue."""
     return store_of(q).shards[number]
 
 

@@ -62,8 +62,6 @@ class Held:
 
 
 class Walk:
-    """One walk."""
-
     def __init__(self, seed: int, directory: Path) -> None:
         self.random = r = random.Random(seed)
         self.path = directory / f"walk-{seed}.db"

@@ -51,7 +51,6 @@ class Ledger:
         os.replace(part, file)
 
     def batches(self) -> dict[int, list[tuple[str, int, str]]]:
-        """Return what was written, batch by batch."""
         found = sorted((int(file.stem), file) for file in self._place.glob("*.json"))
         return {n: [(k, s, b) for k, s, b in json.loads(file.read_text())] for n, file in found}
 

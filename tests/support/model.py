@@ -120,11 +120,9 @@ class Lane:
     maybe_dedup: set[str] = field(default_factory=set)
 
     def unresolved(self) -> list[Stored]:
-        """Return the unresolved messages, in order."""
         return [m for m in self.messages if m.state in ("queued", "leased")]
 
     def at(self, seq: int) -> Stored:
-        """Return a message by its seq."""
         return self.messages[seq - 1]
 
     def disturb(self) -> None:
@@ -594,7 +592,6 @@ class Model:
         return not (lapsed or lane.on_hold or expired or any(m.redriving for m in lane.messages))
 
     def purge(self, key: Key, count: int) -> None:
-        """Record purge() of a key."""
         lane = self.lanes[key]
         gone = [m for m in lane.messages if m.state == "queued"]
         assert count == len(gone)
@@ -641,7 +638,6 @@ class Model:
         return lane.lease.members if lane.lease is not None and lane.lease.deadline > self.now else set()
 
     def compare_lane(self, key: Key, peeked: Sequence[Any]) -> None:
-        """Compare a peek at the whole lane."""
         lane = self.lane(key)
         there = [m for m in lane.messages if m.state in ("queued", "leased") or m.redriving]
         assert [(p.seq, p.body) for p in peeked] == [(m.seq, m.body) for m in there], f"lane {key!r}"
@@ -656,7 +652,6 @@ class Model:
                 assert m.attempts <= p.attempts <= m.attempts + m.maybe_one_more, f"attempts of {key!r} {m.seq}"
 
     def compare_dead(self, dead: Sequence[Any]) -> None:
-        """Compare all dead letters."""
         lanes = self.lanes.values()
         expected = {(lane.key, m.seq) for lane in lanes for m in lane.messages if m.state == "dead" and not m.redriving}
         assert {(x.key, x.seq) for x in dead} == expected

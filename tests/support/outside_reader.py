@@ -107,7 +107,6 @@ class Shard:
     # ---- rows at rest
 
     def rest(self, key: bytes) -> None:
-        """Read a lane at rest."""
         lane = self.lanes[key] = Lane(key)
         row = self.db.execute(
             "SELECT lsn, tail, first, token, deadline, held, started, holder, held_at, opts, ids_from, ids FROM lane"

@@ -137,7 +137,6 @@ class Disk:
         self._own.clear()
 
     def names(self) -> frozenset[tuple[int, str]]:
-        """Return all names."""
         return frozenset((n, name) for n, names in self.directories.items() for name in names)
 
     def fingerprint(self) -> int:

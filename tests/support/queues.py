@@ -88,11 +88,9 @@ class Opener:
         return q
 
     def is_new(self) -> bool:
-        """Return whether opening creates the queue."""
         return self.path == ":memory:" or not os.path.exists(self.path)
 
     def close(self) -> None:
-        """Close everything that was opened."""
         while self.opened:
             self.opened.pop().close()
 
@@ -103,7 +101,6 @@ def fill(q: Queue, key: Key | None, count: int, **options: Any) -> list[strictq.
 
 
 def labels(deliveries: Iterable[Any]) -> list[tuple[Any, int]]:
-    """Return (key, seq) of each, in order."""
     return [(d.key, d.seq) for d in deliveries]
 
 
@@ -113,7 +110,6 @@ def seqs(deliveries: Iterable[Any]) -> list[int]:
 
 
 def ack_all(deliveries: Iterable[Any]) -> None:
-    """Ack one by one."""
     for d in deliveries:
         d.ack()
 
@@ -142,5 +138,4 @@ def keys_by_shard(shards: int) -> dict[int, str]:
 
 
 def shard_file(q_path: str | Path, number: int = 0) -> Path:
-    """Return the file of a shard."""
     return Path(q_path) / f"shard-{number:04d}.db"

@@ -73,14 +73,12 @@ class Lazy:
 
 
 def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Holder:
-    """Return the attached holder of a consumer."""
     h = Holder(q, consumer, encode, packed=packed, **options)
     h.attach(0.0)
     return h
 
 
 def read(q: Queue, h: Holder, n: int) -> list[Label]:
-    """Return what reading a batch yields."""
     labels: list[Label] = []
     for p in h.parts(n):
         out = set(rejected(q, h.name, n, p.shard))

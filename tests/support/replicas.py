@@ -28,7 +28,6 @@ STEPS = ("claimed", "appended", "confirmed", "page", "applied", "synced", "store
 
 
 def token_file(place: Path) -> Path:
-    """Return the file with the token of all replicas here."""
     file = place / "token"
     if not file.exists():
         file.write_text(f"{TOKEN}\n", encoding="ascii")

@@ -56,7 +56,6 @@ class SecondProcess:
             self._ask("leave")
 
     def end(self) -> None:
-        """End the process."""
         if self.process is not None:
             self.process.communicate()
             self.process = None
@@ -162,7 +161,6 @@ def _write_rows(q: Queue, keys: Sequence[str]) -> None:
 
 
 def _receive(q: Queue, keys: Sequence[str]) -> list[Delivery]:
-    """Receive one message of each key."""
     # One by one: a receive from several shards skips those that the test's process is writing to.
     batch = [d for key in keys for d in q.receive(1, keys=[key], lease_seconds=LEASE_SECONDS)]
     assert len(batch) == len(keys), "a thread of the test received one; mark the test with own_messages"

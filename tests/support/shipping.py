@@ -77,7 +77,6 @@ STAGES = 6
 
 
 def begin_tasks(q: Queue, numbers: range) -> None:
-    """Send tasks to the first stage."""
     q.send_many([Message(b"%d" % n, key="stage-0") for n in numbers])
 
 

@@ -257,7 +257,6 @@ class Enumeration:
             place.close()
 
     def beginnings(self, length: int) -> list[Sequence]:
-        """Return every sequence of this length."""
         found: list[Sequence] = [()]
         for _ in range(length):
             found = [(*sequence, step) for sequence in found for step in self.run(sequence)]

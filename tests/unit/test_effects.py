@@ -21,7 +21,6 @@ HERE, THERE = keys_by_shard(2).values()
 
 @pytest.fixture
 def two(make: Opener) -> Queue:
-    """A queue of two shards."""
     return make(shards=2)
 
 

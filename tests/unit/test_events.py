@@ -10,7 +10,6 @@ from tests.support.queues import Opener, fill
 
 
 def only(events: list[Event], kind: str) -> Event:
-    """The one event of a kind."""
     (event,) = [e for e in events if e.kind == kind]
     return event
 

@@ -52,7 +52,6 @@ class Seen:
 
     @property
     def first(self) -> list[tuple[Any, int]]:
-        """First attempts, in order."""
         return [(key, seq) for batch in self.batches for key, seq, attempt in batch if attempt == 1]
 
 
