@@ -17,7 +17,7 @@ the exit code is 1. To repeat a round:
 `moves` kills and stops nine processes on one queue, two of which move its ranges.
 `forward` kills two forwarders to an endpoint, and the endpoint; 5 % of the answers are cut off.
 `forwardcuts` cuts the power of a forwarder's queue.
-`enumerate` has a last round, with which every sequence of five steps was seen.
+`enumerate` has a last round, with which every sequence of five steps was seen; `enumeratemoves`, of four, with moves of keys.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
 
@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -74,7 +75,8 @@ STEPS: Final = 5
 ROUND_TRIPS: Final = 0.0, 0.015, 0.05
 POISONS: Final = [(limit, workers, dies) for limit in (3, 5, 10) for workers in (1, 3) for dies in (False, True)]
 BEGINNINGS: Final = 24
-"""So many sequences of two steps are not the same but for names."""
+"""So many sequences of two steps are not the same but for names. `MOVING_BEGINNINGS`: on two shards, with moves."""
+MOVING_BEGINNINGS: Final = 45
 Numbers = Counter[str]
 
 
@@ -252,16 +254,16 @@ def poison(seed: int, place: Path) -> Numbers:
     })  # fmt: skip
 
 
-def enumerate_steps(seed: int, place: Path) -> Numbers:
-    """All sequences of STEPS steps, and of fewer, that begin with the same two."""
-    enumeration = Enumeration(fresh(place))
+def enumerate_steps(seed: int, place: Path, steps: int = STEPS, shards: int = 1, of_two: int = BEGINNINGS) -> Numbers:
+    """All sequences of so many steps, and of fewer, that begin with the same two. On two shards, keys move."""
+    enumeration = Enumeration(fresh(place), shards=shards)
     try:
         beginnings = enumeration.beginnings(2)
-        assert len(beginnings) == BEGINNINGS
+        assert len(beginnings) == of_two
         if seed > 1:
             enumeration.done.clear()  # they were counted in the first round
-        if seed <= BEGINNINGS:
-            enumeration.all_below(beginnings[seed - 1], STEPS)
+        if seed <= of_two:
+            enumeration.all_below(beginnings[seed - 1], steps)
     finally:
         enumeration.close()
     return enumeration.done
@@ -304,6 +306,9 @@ ATTACKS: Final = {
     "forward": Attack(forward, "kills"),
     "forwardcuts": Attack(forwardcuts, "images"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),
+    "enumeratemoves": Attack(
+        partial(enumerate_steps, steps=4, shards=2, of_two=MOVING_BEGINNINGS), "sequences", MOVING_BEGINNINGS
+    ),
 }
 
 

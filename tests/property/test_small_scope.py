@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.campaigns import BEGINNINGS
+from tests.campaigns import BEGINNINGS, MOVING_BEGINNINGS
 from tests.support.running import fast_directory
 from tests.support.small_scope import Enumeration
 
@@ -40,3 +41,14 @@ def test_a_sixth_of_the_sequences_of_four_steps_and_some_of_five(enumeration: En
     assert enumeration.done["of 4"] > 600
     assert enumeration.done["of 5"] > 25
     assert enumeration.done["opened by another process"] > 0
+
+
+@pytest.mark.slow
+def test_a_sixth_of_the_sequences_of_three_steps_in_which_keys_move(tmp_path: Path) -> None:
+    with fast_directory(tmp_path) as place, closing(Enumeration(place, witnessed=0.06, shards=2)) as enumeration:
+        beginnings = enumeration.beginnings(2)
+        assert len(beginnings) == MOVING_BEGINNINGS
+        for beginning in beginnings[SEED % SHARES :: SHARES]:
+            enumeration.all_below(beginning, 4, share=0.02, seed=SEED)
+        assert enumeration.done["of 3"] > 90
+        assert enumeration.done["of 4"] > 5

@@ -26,7 +26,7 @@ from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import narrow_by
 from tests.support.internals import store_of
-from tests.support.moved_ranges import state_of
+from tests.support.moved_ranges import Killed, state_of
 
 KEYS = [f"key-{n}" for n in range(10)]
 RARE = [f"rare-{n}" for n in range(12)]
@@ -36,10 +36,6 @@ QUIET = [f"quiet-{n}" for n in range(6)]
 OBJECTS = 3
 STEPS = 160
 TABLE = "CREATE TABLE app_count (owner TEXT PRIMARY KEY, n INTEGER)"
-
-
-class Killed(BaseException):
-    """Ends a mover where it is."""
 
 
 class Walk:
@@ -216,6 +212,7 @@ def test_walks_of_objects_that_sleep_while_ranges_move(seed: int, tmp_path: Path
     narrow_by(monkeypatch)
     monkeypatch.setattr(steps, "LANES_MAX", 2)
     monkeypatch.setattr(steps, "SCAN", 3)
+    monkeypatch.setattr(steps, "PASSED_MAX", 3)
     walk = Walk(seed, tmp_path / "queue")
     try:
         walk.run()

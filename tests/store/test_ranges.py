@@ -37,6 +37,7 @@ from tests.support.moved_ranges import (
     LOOSE,
     MOVING,
     STAYING,
+    Killed,
     after_each_commit,
     finish,
     kept,
@@ -242,10 +243,6 @@ def begin(q: Queue) -> None:
 
 
 # ---- death at any statement
-
-
-class Killed(BaseException):
-    """Ends the mover as kill -9 would: nothing runs behind it."""
 
 
 @contextmanager
@@ -562,6 +559,21 @@ def test_a_key_that_is_new_while_a_cancelled_move_comes_back(q: Queue, clock: Fa
     assert q.check() == []
 
 
+def cancel_and_die(q: Queue, n: int) -> None:
+    """Cancel the move, and die behind the n-th transaction."""
+    count = 0
+
+    def die() -> None:
+        nonlocal count
+        count += 1
+        if count == n:
+            raise Killed
+
+    with suppress(Killed), after_each_commit(die):
+        q.cancel_move()
+    assert count == n, "so many steps are needed"
+
+
 @pytest.mark.parametrize("source", [0, 1])
 @pytest.mark.parametrize("n", range(1, 7))
 def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int, source: int) -> None:
@@ -571,16 +583,7 @@ def test_a_cancel_that_dies_is_finished(q: Queue, clock: FakeClock, n: int, sour
         q.move(0, HI, to=None)
     stop_at(q, "sweep", to=0 if source else None, source=source)
     before = seen(q)
-    count = [0]
-
-    def die() -> None:
-        count[0] += 1
-        if count[0] == n:
-            raise Killed
-
-    with suppress(Killed), after_each_commit(die):
-        q.cancel_move()
-    assert count[0] == n, "so many steps are needed"
+    cancel_and_die(q, n)
     for key in KEYS:
         assert q.send(b"new", key=f"new-{key}").seq == 1
     finish(q)
@@ -598,16 +601,7 @@ def test_a_key_without_a_lane_is_used_while_a_cancelled_move_comes_back(q: Queue
     """The cancel dies behind its n-th transaction. Then each key that has a state and rows, and no lane, is used."""
     prepare(q, clock)
     begin(q)
-    count = [0]
-
-    def die() -> None:
-        count[0] += 1
-        if count[0] == n:
-            raise Killed
-
-    with suppress(Killed), after_each_commit(die):
-        q.cancel_move()
-    assert count[0] == n, "so many steps are needed"
+    cancel_and_die(q, n)
     for key in LOOSE:
         assert state_of(q, key) == key.encode()
         with q.transaction(key=key) as tx:

@@ -31,6 +31,10 @@ LOOSE: Final = [f"loose-{n}" for n in range(4)]
 NOTES: Final = "CREATE TABLE IF NOT EXISTS app_note (owner TEXT, n INTEGER, PRIMARY KEY (owner, n))"
 
 
+class Killed(BaseException):
+    """The process of a move dies here."""
+
+
 def moves(key: Any) -> bool:
     return LO <= hash_key(encode_key(key)) <= HI
 

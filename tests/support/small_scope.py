@@ -2,8 +2,11 @@
 
 The consumers are two queue objects on one directory, so each works with the other's writes. Sequences that differ only in the
 names of the consumers or of the keys are equal: the first consumer and the first key of a sequence are always A and "a". Time
-stands still except for `expire`. After its last operation each sequence is examined completely, and drained. If that operation is
-a fold, every memory must equal one that is built from the tables, also that of another process: of every sequence, or of a share.
+stands still except for `expire`. If ranges move, the queue has two shards, and a move of a key to the other one is stopped
+before its lane has left, or has arrived, as if its process had died; it is continued or cancelled later.
+
+After its last operation each sequence is examined completely, and drained. If that operation is a fold, every memory must equal
+one that is built from the tables, also that of another process: of every sequence, or of a share.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +23,16 @@ import attrs
 
 import strictq
 from strictq import Delivery
+from strictq._store.shard import moving as steps_of_moves
+from strictq._store.whole import moving
 from strictq._store.whole.upkeep import Upkeep
+from strictq._values.hashing import hash_key
+from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import fold, require_memories
 from tests.support.internals import store_of
 from tests.support.model import Model, Settings
+from tests.support.moved_ranges import Killed
 from tests.support.program import Program, begin
 from tests.support.witness import Witness
 
@@ -52,8 +60,9 @@ class Given:
 class Place:
     """A queue in a directory, and two queue objects. Sequences follow each other in it, each with its own keys."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shards: int) -> None:
         self.path = path
+        self.shards = shards
         self.clock = FakeClock()
         self.sequences = self.sends = self.acks = 0
         self.queues = [self.open(), self.open()]
@@ -74,7 +83,8 @@ class World:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.queues = place.queues
-        self.model = model = Model(SETTINGS, one_shard=True)
+        self.model = model = Model(SETTINGS, one_shard=place.shards == 1)
+        self.is_moving = False
         model.sends, model.acks = place.sends, place.acks
         self.program = Program(random.Random(), place.queues, model, place.clock, place.open)
         self.program.keys = [f"{key}{place.sequences}" for key in KEYS]
@@ -97,7 +107,11 @@ class World:
                 if self.dead(key):
                     steps.append(("redrive", c, key))
             if before and before[-1][0] != "fold" and any(lane.messages for lane in self.lanes.values()):
-                steps.append(("fold", c, 0))
+                steps += [("fold", c, number) for number in range(self.place.shards)]
+            if self.is_moving:
+                steps += [("finish", c, 0), ("cancel", c, 0)]
+            elif self.place.shards > 1:
+                steps += [("move", c, key) for key in keys] + [("leave", c, key) for key in keys if self.lanes[key].messages]
             if any(who == c for _, who, _ in before):
                 steps.append(("restart", c, 0))
         for n, given in enumerate(self.given):
@@ -121,9 +135,14 @@ class World:
         if verb in ("send", "hold", "release", "redrive"):
             getattr(self.program, verb)(who, self.lanes[str(what)].key)
         elif verb == "receive":
+            self._carry(who)
             self.given += [Given(who, d) for d in self.program.receive(who, int(what))]
         elif verb == "fold":
-            fold(self.queues[who])
+            fold(self.queues[who], int(what))
+        elif verb in ("move", "leave"):
+            self._move(who, self.lanes[str(what)].key, has_left=verb == "leave")
+        elif verb in ("finish", "cancel"):
+            self._end_move(who, verb)
         elif verb == "restart":
             self._restart(who)
         elif verb == "expire":
@@ -131,6 +150,37 @@ class World:
         else:
             given = self.given[int(what)]
             given.is_settled = self.program.settle(verb, (who, given.delivery))
+
+    def _move(self, who: int, key: Any, *, has_left: bool) -> None:
+        """Begin to move a key to the other shard, and die before its lane has left, or has arrived."""
+        q, hashed = self.queues[who], hash_key(encode_key(key))
+        (here,) = (shard.shard for shard in q.topology().shards if any(lo <= hashed <= hi for lo, hi in shard.ranges))
+
+        def die(*_args: object) -> None:
+            raise Killed
+
+        with suppress(Killed), _set(steps_of_moves, **{"read" if has_left else "ahead": die}):
+            q.move(hashed, hashed, to=1 - here)
+        self.is_moving = True
+        self._forget_arrivals()
+
+    def _end_move(self, who: int, verb: str) -> None:
+        q = self.queues[who]
+        assert q.cancel_move() if verb == "cancel" else moving.resume(store_of(q))
+        assert q.topology().moving is None
+        self.is_moving = False
+        self._forget_arrivals()
+
+    def _carry(self, who: int) -> None:
+        """Use every key: what has left is in no count, and is not received, until a call that names its key has carried it."""
+        for key in self.program.keys if self.is_moving else ():
+            self.queues[who].peek(key, 1)
+
+    def _forget_arrivals(self) -> None:
+        """Accept other arrival numbers."""
+        for lane in self.lanes.values():
+            for message in lane.messages:
+                message.id = None
 
     def _restart(self, who: int) -> None:
         """Kill the process, and start another one in its place, which knows handles."""
@@ -144,11 +194,16 @@ class World:
 
     def look(self, who: int) -> None:
         """Compare what a consumer sees with the model, and every memory with the tables: check() does that with its own."""
+        if self.is_moving:
+            assert self.queues[who].check() == []
+            self._carry(who)
         self.program.agree(who)
         require_memories(self.queues[1 - who])
 
     def drain(self, who: int) -> None:
         """Receive everything unresolved in order, and ack it."""
+        if self.is_moving and who:
+            self.step(("finish", who, 0))
         for key, lane in self.lanes.items():
             if lane.on_hold:
                 self.step(("release", who, key))
@@ -165,6 +220,9 @@ class World:
                 break
         else:
             raise AssertionError("it does not run dry")
+        if self.is_moving:
+            self.step(("finish", who, 0))
+            assert self.queues[who].check() == []
         require_memories(*self.queues)
         self.place.sends, self.place.acks = self.model.sends, self.model.acks
 
@@ -192,17 +250,20 @@ class Enumeration:
         done: how many there were, by length, and their number of steps.
     """
 
-    def __init__(self, directory: Path, witnessed: float = 1.0) -> None:
+    def __init__(self, directory: Path, witnessed: float = 1.0, *, shards: int = 1) -> None:
         """
         Args:
             directory: where the queue is.
             witnessed: the share of folds after which another process opens a copy.
+            shards: 2: ranges move.
         """
         self._witnessed = witnessed
+        self._shards = shards
         self.done: Counter[str] = Counter()
         self._path = directory / "small.strictq"
         self._witness = Witness(directory)
-        for q in begin(functools.partial(strictq.open, self._path, durability="process", clock=FakeClock()), SETTINGS, shards=1):
+        open_ = functools.partial(strictq.open, self._path, durability="process", clock=FakeClock())
+        for q in begin(open_, SETTINGS, shards=shards):
             q.close()
         self._blank = {file.name: file.read_bytes() for file in self._path.iterdir() if file.name != "reserve"}
         self._place: Place | None = None
@@ -243,7 +304,7 @@ class Enumeration:
                 file.write_bytes(self._blank[file.name])
             elif file.name != "reserve":
                 file.unlink()
-        self._place = Place(self._path)
+        self._place = Place(self._path, self._shards)
         return self._place
 
     def close(self) -> None:
