@@ -850,7 +850,7 @@ MUTATIONS = [
     _store(
         "a key without a lane asks who may create it",
         "shard/loading.py",
-        "        if memory.ranges is not None and not self.replays:",
+        "        if memory.ranges is not None and self.unknown == ASKED:",
         "        if False:",
         *RANGES,
     ),
@@ -997,8 +997,8 @@ MUTATIONS = [
     _store(
         "a look at a key that is new gives it no lane where another shard may have one",
         "whole/reports.py",
-        "        lanes.loader.anywhere = True",
-        "        lanes.loader.replays = True",
+        "        with lanes.loader.giving(EMPTY):",
+        "        with lanes.loader.giving(1):",
         *RANGES,
     ),
     _store(

@@ -27,6 +27,7 @@ from ..lane.live_lane import LaneAtRest, LiveLane
 from ..lane.memory import M_KEY, MessageRow
 from ..shard import columns, moving
 from ..shard.leases import PackedColumns, Row
+from ..shard.loading import EMPTY
 from ..shard.messages import row_of
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes
@@ -127,11 +128,8 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
 
 
 def _with_lanes(lanes: ShardLanes, keys: Collection[bytes]) -> list[bytes]:
-    lanes.loader.anywhere = True  # a key that was never used is in no shard of a move
-    try:
+    with lanes.loader.giving(EMPTY):  # a key that was never used is in no shard of a move
         return [key for key in keys if lanes.loader.lane(key).tail]
-    finally:
-        lanes.loader.anywhere = False
 
 
 def _count(lanes: ShardLanes, *, dead: bool) -> int:

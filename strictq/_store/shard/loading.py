@@ -5,7 +5,8 @@ A lane may be loaded at any moment, also from a row that is ahead of memory: wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import apsw
 
@@ -22,6 +23,9 @@ from ..tables.log_rows import LogRows
 
 KINDS_WITH_KEYS = frozenset((kinds.HOLD, kinds.RELEASE_HOLD, kinds.FORGET))
 KINDS_WITHOUT_LANES = frozenset((kinds.NOTE, kinds.VOID, kinds.FOLD))
+ASKED, CREATED, EMPTY = range(3)
+"""What a key without a lane gets. ASKED: a lane, unless another shard may have one. CREATED: a lane. EMPTY: an empty one that
+memory does not keep, for a look that asks no other shard: a send of this process would take it for one that is here."""
 PLAIN_KINDS = frozenset((kinds.CLAIM, kinds.MORE, kinds.ACK, kinds.ACK_FIRST, kinds.NACK, kinds.DEFER, kinds.START))
 """The common ones of those whose data are messages of live lanes."""
 
@@ -40,9 +44,7 @@ class Loader:
 
     Attributes:
         alone: the plan of a single statement is running. It may read nothing, because it has no snapshot.
-        replays: what other processes wrote is being applied. They had the right to create the lanes that it names.
-        anywhere: a look runs that asks no other shard. A key without a lane is told to have an empty one, which memory does not
-            keep: a send of this process would take it for one that this shard may have.
+        unknown: what keys without lanes get. CREATED while entries are applied: their processes had the right to create lanes.
     """
 
     def __init__(self, db: apsw.Connection, memory: ShardMemory, log: LogRows, rows: LaneRows) -> None:
@@ -50,7 +52,8 @@ class Loader:
         self.memory = memory
         self.log = log
         self.rows = rows
-        self.alone = self.replays = self.anywhere = False
+        self.alone = False
+        self.unknown = ASKED
 
     def require_snapshot(self) -> None:
         if self.alone:
@@ -82,8 +85,8 @@ class Loader:
         self.require_snapshot()
         for row in self.rows.load(missing):
             self.adopt(row)
-        new = [] if self.anywhere else [key for key in missing if key not in lanes]
-        if memory.ranges is not None and not self.replays:
+        new = [] if self.unknown == EMPTY else [key for key in missing if key not in lanes]
+        if memory.ranges is not None and self.unknown == ASKED:
             for key in new:
                 self.require_mine(key)
         for key in new:
@@ -114,18 +117,25 @@ class Loader:
         lane = self.memory.lanes.get(key)
         if lane is None:
             self.load((key,))
-            lane = LiveLane(key, 0) if self.anywhere and key not in self.memory.lanes else self.memory.lanes[key]
+            is_empty = self.unknown == EMPTY and key not in self.memory.lanes
+            lane = LiveLane(key, 0) if is_empty else self.memory.lanes[key]
         if lane.rest:
             self.fill(lane)
         return lane
 
     def beside(self, lane: LiveLane, seq: int) -> LiveLane:
         """Return the lane that a message is parked in. It is created beside the message's lane, even if the range is leaving."""
-        before, self.replays = self.replays, True
-        try:
+        with self.giving(CREATED):
             return self.lane(parked_key(lane.key, seq))
+
+    @contextmanager
+    def giving(self, unknown: int) -> Iterator[None]:
+        """Let keys without lanes get this in the block."""
+        before, self.unknown = self.unknown, unknown
+        try:
+            yield
         finally:
-            self.replays = before
+            self.unknown = before
 
     def adopt(self, row: LaneAtRest) -> LiveLane:
         """Make a lane what its row says, with a window at its head."""

@@ -41,7 +41,7 @@ from ..tables import gone, mark, parcels, tenant_depths, turn_rows
 from ..tables.lane_rows import LaneRows
 from ..tables.log_rows import LogRows
 from .folding import Folder
-from .loading import Loader, NeedsTransactionError
+from .loading import ASKED, CREATED, Loader, NeedsTransactionError
 
 FIRST_STEP: Final = 16
 STEP: Final = 1_000
@@ -272,7 +272,7 @@ class ShardLanes:
         if self._known is not db:
             self._use(db)
         memory = self.memory
-        self.loader.alone = self.loader.replays = False
+        self.loader.alone, self.loader.unknown = False, ASKED
         self.totals = self._refusal = None
         news = None if self.is_current or memory.unsure else self.log.news(memory.seen, memory.top, NEWS_MAX, self._body_bytes)
         if news is None:
@@ -294,7 +294,7 @@ class ShardLanes:
         """Read what other processes wrote, in a read transaction."""
         if self._known is not db:
             self._use(db)
-        self.loader.alone = self.loader.replays = False
+        self.loader.alone, self.loader.unknown = False, ASKED
         self.totals = None
         self._catch_up(*self.log.newest())
         self.totals = self._view
@@ -322,7 +322,8 @@ class ShardLanes:
         if not KINDS_OF_TRANSACTIONS.isdisjoint([entry[1] for entry in entries]):
             return False
         top = messages[-1][M_ID] if messages else memory.top
-        memory.unsure = loader.alone = loader.replays = True
+        memory.unsure = loader.alone = True
+        loader.unknown = CREATED
         try:
             self._replay(entries, messages)
             memory.seen, memory.top = seen, top
@@ -334,7 +335,7 @@ class ShardLanes:
         except StrictqError:
             return False  # a transaction finds it again, and reports it
         finally:
-            loader.alone = loader.replays = False
+            loader.alone, loader.unknown = False, ASKED
         memory.unsure = False
         return True
 
@@ -384,7 +385,7 @@ class ShardLanes:
             self._clear()
         elif (seen, top) == (memory.seen, memory.top) and not memory.unplaced:
             return
-        memory.unsure = self.loader.replays = True
+        memory.unsure, self.loader.unknown = True, CREATED
         entries = self.log.entries_after(memory.seen) if news is None else news[0]
         if self._must_begin_anew(entries, seen):
             news = None
@@ -407,7 +408,7 @@ class ShardLanes:
         self.loader.place_all()
         memory.make_room()
         self._sort()
-        memory.unsure = self.loader.replays = False
+        memory.unsure, self.loader.unknown = False, ASKED
 
     def _clear(self) -> None:
         """Begin to build memory anew."""

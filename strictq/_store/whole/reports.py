@@ -26,6 +26,7 @@ from ..disk import layout, wal_file
 from ..disk.rate_file import RECEIVE, Rate
 from ..shard import counting, failures, history, looking, reporting
 from ..shard.counting import FEW
+from ..shard.loading import EMPTY
 from ..shard.looking import LaneView
 from ..shard.messages import headers_of
 from ..shard.shard_file import Shard
@@ -576,11 +577,8 @@ def _unchecked(look: Callable[[ShardLanes], T]) -> Callable[[ShardLanes], T]:
     """Return a look that finds no lane, instead of naming another shard that may have it."""
 
     def without(lanes: ShardLanes) -> T:
-        lanes.loader.anywhere = True
-        try:
+        with lanes.loader.giving(EMPTY):
             return look(lanes)
-        finally:
-            lanes.loader.anywhere = False
 
     return without
 
