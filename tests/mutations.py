@@ -1009,6 +1009,13 @@ MUTATIONS = [
         *RANGES,
     ),
     _store(
+        "no range leaves a shard with a parcel that would hide later ones",
+        "whole/moving.py",
+        "        if stranded := arrived_nowhere(store.shards, source):",
+        "        if stranded := []:",
+        *RANGES,
+    ),
+    _store(
         "states and rows of keys without lanes move",
         "whole/moving.py",
         "            self._bring_loose(source, target, passage, done)",

@@ -257,6 +257,7 @@ NAME_KEY_COLUMNS: Final = Coded(
     "name the column that has the keys of its rows with q.app_schema(sql, key_columns={...}), or empty the table"
 )
 PASS_SHARD: Final = Coded("pass shard=record.shard and after=record.n of the last record")
+SALVAGE_PARCEL: Final = Coded("salvage the queue with strictq.salvage(path, out), which keeps what left with the parcel")
 LONG_PAUSE: Final = Coded("accept that with long_pause=True, or consume some of the messages first")
 CLEAR_ROWS: Final = Coded("write a row only in a transaction of its own key; delete the rows that are in the way")
 LEAVE_SETTINGS_OUT: Final = Coded("omit these settings, or change the stored ones with q.configure()")

@@ -935,6 +935,37 @@ def test_a_backup_and_a_salvage_of_moved_ranges(q: Queue, tmp_path: Path, clock:
         assert saved.send(b"", key=KEYS[0]).seq == 5
 
 
+def test_a_parcel_of_a_move_that_has_ended_stops_others_and_is_salvaged(q: Queue, tmp_path: Path, clock: FakeClock) -> None:
+    """An older version could let a key without a lane leave with a move that was cancelled."""
+    prepare(q, clock)
+    q.move(LO, HI, to=None)
+    q.merge(1, into=0)
+    expected = kept(q)
+    with q.transaction(key="stranded") as tx:
+        tx.key_state = b"of a key without a lane"
+
+    def strand(tx: Any) -> None:
+        passage = Passage("of an older version", 0, HI, 1)
+        ranges = tx.lanes.memory.ranges
+        steps.set_ranges(tx, attrs.evolve(ranges, leaving=passage))
+        assert steps.leave_loose(tx, passage, [encode_key("stranded")]) == 1
+        steps.tell(tx, ranges)
+
+    store_of(q).shards[0].run(strand)
+    assert state_of(q, "stranded") is None
+    assert [problem.rule for problem in q.check()] == ["parcel"]
+    with pytest.raises(MoveBlocked, match="of shard 0 has arrived nowhere"):
+        q.move(LO, HI, to=1)
+    q.close()
+    strictq.salvage(tmp_path / "queue", tmp_path / "saved", clock=clock)
+    with strictq.open(tmp_path / "saved", clock=clock) as saved:
+        assert state_of(saved, "stranded") == b"of a key without a lane"
+        assert kept(saved) == expected
+        saved.move(LO, HI, to=1)
+        assert state_of(saved, "stranded") == b"of a key without a lane"
+        assert saved.check() == []
+
+
 @pytest.mark.parametrize("step", ["arrive", "sweep"])
 def test_a_salvage_in_the_middle_of_a_move(q: Queue, tmp_path: Path, clock: FakeClock, step: str) -> None:
     prepare(q, clock)

@@ -22,6 +22,7 @@ from ..shard import checking, moving
 from ..shard.checking import Found, check
 from ..shard.shard_file import Shard
 from ..shard.shard_lanes import ShardLanes, Tx, last_outbox
+from .moving import arrived_nowhere
 
 if TYPE_CHECKING:
     from .store import Store
@@ -100,8 +101,9 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
     Args:
         fix: give hashes that no shard owns to the one that has lanes of them, or that had them last.
     """
-    known = _ranges(store)
+    known, stranded = _ranges(store), _stranded(store)
     while known != (again := _ranges(store)):  # another process moves ranges, and may have added a shard, while they are read
+        stranded = _stranded(store)
         known = again
     if not known or any(ranges.leaving is not None or ranges.arriving is not None for _, ranges in known):
         return []
@@ -111,6 +113,8 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
         if lo < expected:
             found.append(Problem(number, "ranges", f"another shard owns hashes from {lo:016x} on, too"))
         expected = max(expected, hi + 1)
+    for number, parcel in stranded:
+        found.append(Problem(number, "parcel", f"parcel {parcel} has arrived nowhere, and its move has ended"))
     for lo, hi in unowned([ranges for _, ranges in known]):
         owner = _last_owner(store, known, lo, hi)
         detail = f"no shard owns the hashes from {lo:016x} to {hi:016x}"
@@ -119,6 +123,12 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
         number = -1 if owner is None else owner.number
         found.append(Problem(number, "ranges", detail, fixable=owner is not None, fixed=fix and owner is not None))
     return found
+
+
+def _stranded(store: Store) -> list[tuple[int, int]]:
+    """Return the parcels that have left a shard, and have arrived in none."""
+    shards = store.healthy()
+    return [(shard.number, parcel) for shard in shards for parcel in arrived_nowhere(shards, shard)]
 
 
 def _ranges(store: Store) -> list[tuple[Shard, Ranges]]:

@@ -157,6 +157,16 @@ def _parcels(origin: Shard, target: Shard, *, arrived: bool = False) -> list[int
     return [number for number in numbers if (number <= newest) is arrived]
 
 
+def arrived_nowhere(shards: Sequence[Shard], origin: Shard) -> list[int]:
+    """Return the parcels that have left a shard, and have arrived in none. While no range moves, there are none.
+
+    A parcel that leaves later would not arrive, or it would be swept. An older version let one leave with a cancelled move.
+    """
+    numbers = origin.read(parcels.numbers) if origin.view(_has_moved) else []
+    newest = max(shard.read(bound(steps.newest_arrival, origin.incarnation)) for shard in shards) if numbers else 0
+    return [number for number in numbers if number > newest]
+
+
 def carry_all(shards: Sequence[Shard], *, keeps_leases: bool = False) -> None:
     """Bring what has left any of these shards. See `carry`."""
     for origin in shards:
@@ -629,6 +639,11 @@ class Moving:
                 raise MoveBlocked(f"shard {shard.number} is out of service; nothing was changed", hint=hints.REPAIR_SHARD)
             if (batch := shard.read(lambda db: db.execute(APPLIED.open_batches).fetchone())) is not None:
                 raise MoveBlocked(f"writer {batch[0]!r} has an incomplete batch; nothing was changed", hint=hints.FINISH_BATCH)
+        if stranded := arrived_nowhere(store.shards, source):
+            raise MoveBlocked(
+                f"parcel {stranded[0]} of shard {source.number} has arrived nowhere, and its move has ended; nothing was changed",
+                hint=hints.SALVAGE_PARCEL,
+            )
         store.refresh_app_schema()
         source.look(lambda db: steps.app_tables(db, source.number))
         loaded = source.view(steps.depths)  # a survey would replay all that was not folded
@@ -691,4 +706,4 @@ def _cut(own: tuple[tuple[int, int], ...], at: int | None, parts: int) -> list[l
     return found
 
 
-__all__ = ["InUse", "Moving", "OnProgress", "carry", "carry_all", "carry_key", "resume", "topology", "visits"]
+__all__ = ["InUse", "Moving", "OnProgress", "arrived_nowhere", "carry", "carry_all", "carry_key", "resume", "topology", "visits"]
