@@ -143,9 +143,14 @@ class Sending:
             PartialFailure: some shards failed; results has each message's outcome, or an exception.
         """
         storage = self._storage
-        limited = bool(config.limits) or config.max_key_depth is not None
-        if not owners and not limited:
-            return storage.send(0, items, config, owners) if items else []
+        refusal: StrictqError | None = None
+        if not owners:
+            try:
+                return storage.send(0, items, config, owners) if items else []
+            except (QueueFull, Throttled) as e:
+                if not refused_keys(e):
+                    raise
+                refusal = e
         groups: dict[int, list[int]] = {}
         for i, item in enumerate(items):
             groups.setdefault(owners.get(item[0], 0), []).append(i)
@@ -156,8 +161,8 @@ class Sending:
                 for shard, places in groups.items():
                     left = places
                     while left:
-                        left, error = self._append_some(shard, items, left, results, config, owners)
-                        failed = error or failed
+                        left, error = self._append_some(shard, items, left, results, config, owners, refusal)
+                        failed, refusal = error or failed, None
         except NotConfirmed as e:
             failed, results = e, [r if isinstance(r, StrictqError) else e for r in results]
         if failed is not None:
@@ -174,17 +179,21 @@ class Sending:
         results: list[Any],
         config: QueueConfig,
         owners: dict[bytes, int],
+        refusal: StrictqError | None,
     ) -> tuple[list[int], StrictqError | None]:
         """Append messages to a shard. Return those to try again, without the refused ones of a tenant or of a key, and the error.
 
         Args:
             places: where the messages are in `items`, and their outcomes in `results`.
+            refusal: what an attempt raised that was made already. None: there was none.
         """
         refused: Mapping[bytes, StrictqError] = {}
-        sent: Sequence[Any]
-        error: StrictqError | None
+        sent: Sequence[Any] = ()
+        error: StrictqError | None = None
         try:
-            sent, error = self._storage.send(shard, [items[i] for i in places], config, owners), None
+            if refusal is not None:
+                raise refusal
+            sent = self._storage.send(shard, [items[i] for i in places], config, owners)
         except PartialFailure as e:  # ranges of its keys have moved
             sent, error = e.results, e
             for i, result in zip(places, sent, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -14,6 +15,8 @@ from .views import Report
 COMMON: Final = b""
 """The name of the tenant of all keys without a separator, of integers, and of keyless messages."""
 NAME_CHARS_MAX: Final = 256
+NAMES_KEPT: Final = 10_000
+"""Of so many keys that are sent to, the names of their tenants are kept."""
 LIMITS_MAX: Final = 10_000
 """The most names with limits. Names that end in an asterisk stand for many tenants."""
 RATE_MAX: Final = 1e9
@@ -148,6 +151,19 @@ def changed_limits(limits: tuple[TenantLimit, ...], tenant: str, changes: dict[s
     return [*others, TenantLimit(tenant, **changes) if before is None else attrs.evolve(before, **changes)]
 
 
+class _Names(dict[bytes, bytes]):
+    """The names of the tenants of stored keys, computed on first use."""
+
+    def __init__(self, separator: bytes) -> None:
+        self._separator = separator
+
+    def __missing__(self, key: bytes) -> bytes:
+        if len(self) >= NAMES_KEPT:
+            self.clear()
+        name = self[key] = tenant_of(key, self._separator)
+        return name
+
+
 class TenantRules:
     """Which limit applies to which tenant: the longest name that matches.
 
@@ -177,6 +193,7 @@ class TenantRules:
         begins = [limit for limit in limits if limit.tenant.endswith("*")]
         self._beginnings = [(limit.tenant[:-1].encode(), limit) for limit in sorted(begins, key=lambda one: -len(one.tenant))]
         self._known: dict[bytes, TenantLimit] = {}
+        self._names = _Names(self.separator)
 
     def sidelined_before(self, now: int) -> int:
         """Return the queue time before which messages were sent that are sidelined. 0: none are."""
@@ -185,6 +202,14 @@ class TenantRules:
     def withholds(self, tenant: bytes) -> bool:
         """Return whether a tenant is not always given what it has."""
         return self.limits_deliveries and _limits_deliveries(self.of(tenant))
+
+    def messages_of(self, keys: Iterable[bytes]) -> Counter[bytes]:
+        """Return the number of messages of each tenant.
+
+        Args:
+            keys: the stored key of each message.
+        """
+        return Counter(map(self._names.__getitem__, keys))
 
     def of(self, tenant: bytes) -> TenantLimit:
         found = self._exact.get(tenant) or self._known.get(tenant)

@@ -55,6 +55,30 @@ def traced(db: apsw.Connection, act: Callable[[], object]) -> list[str]:
     return seen
 
 
+@pytest.mark.parametrize("limit", ["of the queue", "of a tenant"])
+def test_a_refused_send_asks_each_other_shard_once_for_its_depth(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    of_queue = limit == "of the queue"
+    config = strictq.QueueConfig(max_depth=1) if of_queue else strictq.QueueConfig(tenant_separator="/")
+    with strictq.open(queue_path, shards=3, config=config) as q:
+        if not of_queue:
+            q.limit("a", max_depth=1)
+        q.send(b"", "a/1")
+        asked: list[int] = []
+        pending, tenant_depths = Shard.pending, Shard.tenant_depths
+
+        def counted(shard: Shard, *tenants: Any) -> Any:
+            asked.append(shard.number)
+            return tenant_depths(shard, *tenants) if tenants else pending(shard)
+
+        monkeypatch.setattr(Shard, "pending", counted)
+        monkeypatch.setattr(Shard, "tenant_depths", counted)
+        with pytest.raises(strictq.QueueFull):
+            q.send(b"", "a/1")
+        assert sorted(asked) == sorted({0, 1, 2} - {store_of(q).shard_of(encode_key("a/1")).number})
+
+
 def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:
     hands: list[Delivery] = []
     for key in ("a", "b", "a"):

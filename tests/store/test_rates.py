@@ -13,7 +13,7 @@ import pytest
 
 import strictq
 from strictq import Message
-from strictq._store.disk.rate_file import Rate, RateFile
+from strictq._store.disk.rate_file import Rate, RateFile, Wanted
 from strictq._store.lane.live_lane import LiveLane
 from strictq._store.lane.turns import TenantTurns
 from strictq._store.shard.leases import Request
@@ -29,18 +29,38 @@ def test_a_claim_takes_of_a_rate_once_and_returns_the_rest(
     q = disk(tenant_separator="/")
     q.limit("a", receive_rate=1.0, burst=50)
     q.send_many([Message(b"", key=f"{name}/{n}") for n in range(20) for name in "ab"])
-    wanted: list[int] = []
+    q.limit("b", receive_rate=1.0, burst=50)
+    wanted: list[list[int]] = []
     take = RateFile.take
 
-    def taken(self: RateFile, name: bytes, rate: Rate, n: int, **how: bool) -> tuple[int, int]:
-        wanted.append(n)
-        return take(self, name, rate, n, **how)
+    def taken(self: RateFile, some: list[Wanted]) -> list[tuple[int, int]]:
+        wanted.append([n for _, _, n in some])
+        return take(self, some)
 
     monkeypatch.setattr(RateFile, "take", taken)
-    assert len(q.receive(40)) == 40
-    assert len([n for n in wanted if n]) == 1
-    q.send_many([Message(b"", key=f"a/more {n}") for n in range(40)])
-    assert len(q.receive(100)) == 30
+    assert len(q.receive(20)) == 20  # it leaves some, so tenants take turns
+    assert len(q.receive(20)) == 20
+    assert wanted == [[10, 10], [10, 10]]
+    q.send_many([Message(b"", key=f"{name}/more {n}") for n in range(40) for name in "ab"])
+    assert len(q.receive(100)) == 60
+
+
+def test_a_claim_leases_no_more_than_other_shards_left_of_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shard takes of the rate between the look of a plan and its end."""
+    with strictq.open(tmp_path / "q", config=strictq.QueueConfig(tenant_separator="/")) as q:
+        q.limit("*", receive_rate=0.001, burst=4)
+        q.send_many([Message(b"", key=f"{name}/{n}") for n in range(3) for name in "aabc"])
+        assert len(q.receive(1)) == 1  # tenants take turns from now on
+        take, rates = RateFile.take, q._storage._store.rates
+
+        def late(self: RateFile, wanted: list[Wanted]) -> list[tuple[int, int]]:
+            monkeypatch.undo()
+            take(rates, [(b"receive a", Rate(0.001, 4), 2)])
+            return take(self, wanted)
+
+        monkeypatch.setattr(RateFile, "take", late)
+        assert sorted(str(d.key)[0] for d in q.receive(100)) == ["a", *"bbb", *"ccc"]
+        assert not q.receive(100)
 
 
 def test_messages_too_large_for_a_claim_take_nothing_of_the_rate(tmp_path: Path) -> None:
@@ -65,11 +85,11 @@ def test_a_process_that_only_sends_keeps_no_list_of_what_others_received() -> No
 
 def test_a_stopped_process_with_the_lock_of_the_rates_stops_nobody(tmp_path: Path) -> None:
     file = RateFile(tmp_path / "rates", FakeClock())
-    file.take(b"a", Rate(1.0, 10), 1)
+    file.take([(b"a", Rate(1.0, 10), 1)])
     fd = os.open(tmp_path / "rates", os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
-        assert file.take(b"a", Rate(1.0, 10), 20)[0] == 9
+        assert file.take([(b"a", Rate(1.0, 10), 20)])[0][0] == 9
     finally:
         os.close(fd)
         file.close()
@@ -83,8 +103,8 @@ def test_a_full_disk_and_an_interrupt_leave_the_rates_unlocked(tmp_path: Path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        assert file.take(b"a", Rate(1.0, 10), 20)[0] == 10
-    with pytest.raises(KeyboardInterrupt), file._slot(b"a", Rate(1.0, 10)):
+        assert file.take([(b"a", Rate(1.0, 10), 20)])[0][0] == 10
+    with pytest.raises(KeyboardInterrupt), file._locked():
         raise KeyboardInterrupt
     fd = os.open(tmp_path / "rates", os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

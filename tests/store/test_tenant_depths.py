@@ -67,7 +67,7 @@ def test_lanes_forget_the_names_that_they_keep_once_counts_have_another_separato
     counts.apply((0, entries.ACK, *[None] * 8), [(lane, [1])])
     assert counts.changes == {b"a/x": 1}
     counts.follow_leases([(key, 5)], [])
-    counts.note(lane)  # not leased any more
+    assert counts.note([lane]) == {b"a/x"}  # not leased any more
     assert counts.leased == {}
 
 

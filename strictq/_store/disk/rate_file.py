@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -46,46 +46,10 @@ class Rate(NamedTuple):
     per_second: float
     burst: int | None
 
-    @property
-    def step(self) -> int:
-        """The microseconds of one message."""
-        return max(1, int(_SECOND / self.per_second))
 
-    @property
-    def ahead(self) -> int:
-        """How many microseconds the theoretical arrival time may be ahead."""
-        return self.step * (max(1, int(self.per_second)) if self.burst is None else self.burst)
-
-
-class _StoredTime:
-    """The theoretical arrival time of one tenant, at one rate."""
-
-    def __init__(self, stored: tuple[int, int], now: int, rate: Rate) -> None:
-        at, step = stored
-        owed = max(0, at - now)
-        self.changed = owed > 0 and step != rate.step
-        if self.changed and step:
-            owed = owed * rate.step // step
-        self.now = now
-        self.at = now + owed
-
-    def set(self, at: int) -> None:
-        self.at, self.changed = at, True
-
-    def take(self, rate: Rate, wanted: int, *, whole: bool = False) -> tuple[int, int]:
-        """Take as much as the rate permits. See RateFile.take."""
-        step, now, ahead = rate.step, self.now, rate.ahead
-        room = max(0, (now + ahead - self.at) // step)
-        if whole:
-            enough = min(wanted, ahead // step)
-            if room < enough:
-                return 0, self.at + enough * step - now - ahead
-            self.set(self.at + wanted * step)
-            return wanted, 0
-        taken = min(wanted, room)
-        if taken:
-            self.set(self.at + taken * step)
-        return taken, max(0, self.at + step - now - ahead)
+Wanted = tuple[bytes, Rate, int]
+"""The name of a tenant and of what is limited, its rate, and a number of messages."""
+_Stored = tuple[int, int]
 
 
 class RateFile:
@@ -98,68 +62,104 @@ class RateFile:
         self.now = clock.boot
         self._pid = process.pid
         self._fd: int | None = None
-        self._memory: dict[int, tuple[int, int]] = {}
+        self._memory: dict[int, _Stored] = {}
         self._lock = threading.Lock()
 
-    def take(self, name: bytes, rate: Rate, wanted: int, *, whole: bool = False) -> tuple[int, int]:
-        """Take as much as the rate permits now.
+    def take(self, wanted: Iterable[Wanted], *, whole: bool = False) -> list[tuple[int, int]]:
+        """Take as much as each rate permits now. The file is locked once.
 
         Args:
-            name: of the tenant and of what is limited.
-            whole: take all that is wanted, or nothing. More than the burst may be taken at once, if nothing was taken lately.
+            whole: take all that is wanted of a rate, or nothing. More than the burst may be taken at once, if nothing was taken
+                lately.
         Returns:
-            How much was taken, and in how many microseconds the rest (at least one) may be taken.
+            How much was taken of each rate, and in how many microseconds the rest (at least one) may be taken.
         """
-        with self._slot(name, rate) as slot:
-            return slot.take(rate, wanted, whole=whole)
+        got: list[tuple[int, int]] = []
+        with self._locked() as fd:
+            now = self.now()
+            for name, rate, n in wanted:
+                place, (step, ahead) = _place_of(name), _pace(rate)
+                stored = self._stored(fd, place)
+                at = _theoretical(stored, step, now)
+                room, least = (now + ahead - at) // step, 1
+                if not whole:
+                    n = max(0, min(n, room))
+                elif room < (least := min(n, ahead // step)):
+                    n = 0
+                at += n * step
+                if n or (at > now and stored[1] != step):
+                    self._store(fd, place, at, step)
+                got.append((n, max(0, at + least * step - now - ahead)))
+        return got
 
-    def give(self, name: bytes, rate: Rate, messages: int) -> None:
+    def give(self, unused: Iterable[Wanted]) -> None:
         """Return what was taken and not used."""
-        with self._slot(name, rate) as slot:
-            slot.set(max(0, slot.at - messages * rate.step))
+        with self._locked() as fd:
+            now = self.now()
+            for name, rate, n in unused:
+                place, (step, _) = _place_of(name), _pace(rate)
+                at = _theoretical(self._stored(fd, place), step, now)
+                self._store(fd, place, max(0, at - n * step), step)
 
-    def wait(self, name: bytes, rate: Rate) -> int:
-        """Return in how many microseconds one message may be taken. Writes nothing, not even the file."""
-        number = _number(name)
-        stored = self._memory.get(number, (0, 0))
-        if self._path is not None:
-            try:
-                fd = open_regular(self._path, os.O_RDONLY)
-            except FileNotFoundError:
-                return 0
-            except OSError as e:
-                raise failure(f"the {self._path.name} file can't be opened", e) from e
-            try:
-                stored = _read(fd, number) if os.pread(fd, _BOOT.size, 0) == self._boot() else (0, 0)
-            finally:
-                os.close(fd)
-        return _StoredTime(stored, self.now(), rate).take(rate, 0)[1]
+    def look(self, name: bytes, rate: Rate) -> tuple[int, int]:
+        """Return how many messages may be taken, and in how many microseconds one more. Writes nothing, not even the file."""
+        (step, ahead), now = _pace(rate), self.now()
+        at = _theoretical(self._seen(_place_of(name)), step, now)
+        room = max(0, (now + ahead - at) // step)
+        return room, at + (room + 1) * step - now - ahead
 
-    @contextmanager
-    def _slot(self, name: bytes, rate: Rate) -> Iterator[_StoredTime]:
-        number = _number(name)
+    def _seen(self, place: int) -> _Stored:
+        with self._threads():
+            if self._path is None or self._fd is not None:
+                return self._stored(self._fd, place)
+        try:
+            fd = open_regular(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return 0, 0
+        except OSError as e:
+            raise failure(f"the {self._path.name} file can't be opened", e) from e
+        try:
+            return self._stored(fd, place) if os.pread(fd, _BOOT.size, 0) == self._boot() else (0, 0)
+        finally:
+            os.close(fd)
+
+    def _threads(self) -> threading.Lock:
+        """Return the lock of this process's threads."""
         if self._pid != process.pid:  # a fork's child: its parent may have had the lock, and shares the descriptor's lock
             self._pid, self._lock = process.pid, threading.Lock()
             self.close()
-        with self._lock:
+        return self._lock
+
+    @contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """Lock the file. Yields its descriptor; None: there is one process."""
+        with self._threads():
             if self._path is None:
-                slot = _StoredTime(self._memory.get(number, (0, 0)), self.now(), rate)
-                yield slot
-                if slot.changed:
-                    self._memory[number] = slot.at, rate.step
+                yield None
                 return
             if self._fd is None:
                 self._fd = self._open(self._path)
             fd = self._fd
             try:
                 _lock(fd)
-                slot = _StoredTime(_read(fd, number), self.now(), rate)
-                yield slot
-                if slot.changed:
-                    with suppress(OSError):  # a full disk: limits hold less exactly
-                        os.pwrite(fd, _SLOT.pack(slot.at, rate.step), _place(number))
+                yield fd
             finally:
                 _unlock(fd)
+
+    def _stored(self, fd: int | None, place: int) -> _Stored:
+        if fd is None:
+            return self._memory.get(place, (0, 0))
+        data = os.pread(fd, _SLOT.size, place)
+        return _SLOT.unpack(data) if len(data) == _SLOT.size else (0, 0)
+
+    def _store(self, fd: int | None, place: int, at: int, step: int) -> None:
+        if fd is None:
+            self._memory[place] = at, step
+            return
+        try:  # noqa: SIM105 - it is half the cost
+            os.pwrite(fd, _SLOT.pack(at, step), place)
+        except OSError:
+            pass  # a full disk: limits hold less exactly
 
     def _open(self, path: Path) -> int:
         """Return a descriptor of the file, which is of this boot."""
@@ -192,20 +192,26 @@ class RateFile:
 
 
 @lru_cache(maxsize=4_096)
-def _number(name: bytes) -> int:
+def _pace(rate: Rate) -> tuple[int, int]:
+    """Return the microseconds of one message, and how many the theoretical arrival time may be ahead."""
+    step = max(1, int(_SECOND / rate.per_second))
+    return step, step * (max(1, int(rate.per_second)) if rate.burst is None else rate.burst)
+
+
+def _theoretical(stored: _Stored, step: int, now: int) -> int:
+    """Return the theoretical arrival time of a tenant, by a rate of this step."""
+    at, before = stored
+    if at <= now:
+        return now
+    return at if before in (step, 0) else now + (at - now) * step // before
+
+
+@lru_cache(maxsize=4_096)
+def _place_of(name: bytes) -> int:
+    """Return where a tenant's slot is in the file."""
     from ..._values.hashing import hash_key  # imported late: it loads OpenSSL
 
-    return hash_key(name) % SLOTS
-
-
-def _place(number: int) -> int:
-    return (1 + number) * _SLOT.size
-
-
-def _read(fd: int, number: int) -> tuple[int, int]:
-    data = os.pread(fd, _SLOT.size, _place(number))
-    at, step = _SLOT.unpack(data) if len(data) == _SLOT.size else (0, 0)
-    return at, step
+    return (1 + hash_key(name) % SLOTS) * _SLOT.size
 
 
 def _lock(fd: int) -> None:

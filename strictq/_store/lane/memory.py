@@ -245,7 +245,7 @@ class ShardMemory:
                 rare.dues[lane.ids[0]] = lane.due
             self.place(lane, row.position or 0)
         if self.counts is not None:
-            self.counts.note(lane)
+            self.counts.note((lane,))
         return lane
 
     def extend_window(self, lane: LiveLane, ids: list[int]) -> None:
@@ -427,18 +427,12 @@ class ShardMemory:
         try:
             effect(self, entry, groups)
             if counts is not None and counts.leased is not None:
-                self._note_leases(counts, groups)
+                for tenant in counts.note([lane for lane, _ in groups]):
+                    self.slot_freed |= self.order.slot_is_free(tenant)
         except (ValueError, IndexError) as e:
             if not is_of_values(e):
                 raise
             raise StoreCorrupt(f"row {entry[0]} of its journal does not fit to its lanes: {e}", shard=self.shard, cause=e) from e
-
-    def _note_leases(self, counts: TenantCounts, groups: Sequence[Group]) -> None:
-        """Note which lanes of an entry are leased after it."""
-        for lane, _ in groups:
-            tenant = counts.note(lane)
-            if tenant is not None:
-                self.slot_freed |= self.order.slot_is_free(tenant)
 
     def _counts(self, entry: Entry) -> bool:
         return entry[0] > self.mark.counted

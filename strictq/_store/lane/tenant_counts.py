@@ -102,28 +102,29 @@ class TenantCounts:
         self.leased = {}
         for key, deadline in at_rest:
             self.leased.setdefault(tenant_of(key, self.separator), {})[key] = deadline
-        for lane in lanes:
-            if not lane.rest:
-                self.note(lane)
+        self.note(lane for lane in lanes if not lane.rest)
 
-    def note(self, lane: LiveLane) -> bytes | None:
-        """Note whether a lane is leased. Return its tenant if its lease has ended, or ends earlier than before."""
-        leased = self.leased
+    def note(self, lanes: Iterable[LiveLane]) -> set[bytes]:
+        """Note which lanes are leased. Return the tenants of those whose lease has ended, or ends earlier than before."""
+        leased, freed = self.leased, set[bytes]()
         if leased is None:
-            return None
-        name, grant = lane.tenant_by(self.separator), lane.grant
-        held = leased.get(name)
-        if grant is not None:
-            if held is None:
-                held = leased[name] = {}
-            before = held.get(lane.key, 0)
-            held[lane.key] = grant.deadline
-            return name if grant.deadline < before else None
-        if held is None or held.pop(lane.key, None) is None:
-            return None
-        if not held:
-            del leased[name]
-        return name
+            return freed
+        for lane in lanes:
+            name, key, grant = lane.tenant, lane.key, lane.grant
+            if name is None:
+                name = lane.tenant_by(self.separator)
+            held = leased.get(name)
+            if grant is not None:
+                if held is None:
+                    held = leased[name] = {}
+                if grant.deadline < held.get(key, 0):
+                    freed.add(name)
+                held[key] = grant.deadline
+            elif held is not None and held.pop(key, None) is not None:
+                freed.add(name)
+                if not held:
+                    del leased[name]
+        return freed
 
     def in_flight(self, tenant: bytes, now: int) -> list[int]:
         """Return the deadlines of a tenant's leases that are not over. They must be followed."""

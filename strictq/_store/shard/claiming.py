@@ -202,8 +202,8 @@ class Claiming:
                 drained = named is None
                 break
             limit = room if request.per_key is None or request.per_key > room else request.per_key
-            if turns is not None and named is None and (limit := self._permitted(turns, lane, limit, room)) == 0:
-                continue
+            if turns is not None and named is None:
+                limit = self._permitted(turns, lane, limit, room)
             if not bounded and (plain := _plain(lane, limit)) is not None:
                 groups.append((lane, plain))
                 if turns is not None:
@@ -250,7 +250,7 @@ class Claiming:
         if turns is not None:
             self._uncharge()
             if self.permits:
-                self._return_cut(groups)
+                self._take_permits(turns.rules, groups)
             if drained and not turns.rules.sidelines and not turns.has_blocked and turns.first() is None:
                 self._memory.order.end_turns(None)
         elif tenancy is not None and named is None and self._must_take_turns(tenancy.rules, groups, bounded):
@@ -269,21 +269,20 @@ class Claiming:
         if not rules.limits_deliveries or not groups:
             return True
         keys = Counter(tenants_of([lane for lane, _ in groups], rules.separator)) if rules.limits_keys else None
-        for name, n in messages_of_tenants(groups, rules.separator)[0].items():
-            if self._limit_of(name, rules.of(name), n, 0 if keys is None else keys[name]) < n:
+        messages = messages_of_tenants(groups, rules.separator)[0]
+        for name in messages:
+            rule = rules.of(name)
+            if self._is_withheld(name, rule, 0 if keys is None else keys[name]):
                 return False
-            self.permits.use(name, n)
-        return True
+            if rule.receive_rate is not None:
+                self.permits.ask(name, rule)
+        return not self.permits.take(messages)
 
-    def _limit_of(self, tenant: bytes, rule: TenantLimit, wanted: int, keys: int) -> int:
-        """Return how many messages a tenant may have now.
-
-        Args:
-            keys: how many keys the plan leases then. If they are too many, the tenant may have none.
-        """
-        if rule.paused or (rule.concurrency is not None and self._slots_full_until(tenant, rule.concurrency, keys) is not None):
-            return 0
-        return wanted if rule.receive_rate is None else min(wanted, self.permits.take(tenant, rule, wanted)[0])
+    def _is_withheld(self, tenant: bytes, rule: TenantLimit, keys: int) -> bool:
+        """Return whether a tenant gets nothing, because it is paused, or may not lease as many keys as the plan leases then."""
+        return rule.paused or (
+            rule.concurrency is not None and self._slots_full_until(tenant, rule.concurrency, keys) is not None
+        )
 
     def _settle_turns(self, tenancy: TenantTurns, now: int) -> None:
         """Let tenants take turns only while that is another order than that of arrival: it costs more for each lane."""
@@ -322,13 +321,21 @@ class Claiming:
         if self._memory.order.tenancy is not None:
             self.permits.keep()
 
-    def _return_cut(self, groups: list[Group]) -> None:
-        """Return what tenants were permitted and do not get, such as for messages that are too large for the claim."""
-        turns = self._memory.order.turns
-        assert turns is not None
-        self.permits.limit_to(messages_of_tenants(groups, turns.rules.separator)[0])
-        if self.permits.return_unused():
-            self._unblock_all()
+    def _take_permits(self, rules: TenantRules, groups: list[Group]) -> None:
+        """Take what the plan leases of the rates. Drop the last messages of tenants whose rates permit less by now."""
+        over = self.permits.take(messages_of_tenants(groups, rules.separator)[0])
+        for at in range(len(groups) - 1, -1, -1) if over else ():
+            lane, ids = groups[at]
+            name = lane.tenant_by(rules.separator)
+            n = min(over.get(name, 0), len(ids))
+            if not n:
+                continue
+            over[name] -= n
+            if n < len(ids):
+                groups[at] = lane, ids[:-n]
+            else:
+                del groups[at]
+                self._list_again([lane])
 
     def _unblock_all(self) -> None:
         """Let tenants take turns that the plan found throttled, perhaps only by what it has returned."""
@@ -337,17 +344,11 @@ class Claiming:
             turns.unblock(NEVER - 1)
 
     def _permitted(self, turns: TenantTurns, lane: LiveLane, limit: int, room: int) -> int:
-        """Return how many messages of a lane that was taken its tenant's rate permits. If it is none, the lane goes back."""
+        """Return how many messages of a lane that was taken its tenant's rate permits. It is not throttled."""
         tenant = turns.of(lane)
         rule = turns.rules.of(tenant.name)
         limit = tenant.permitted(-lane.listed, limit, room)
-        if rule.receive_rate is None:
-            return limit
-        permitted, wait = self.permits.take(tenant.name, rule, room)
-        if not permitted:  # another process was faster
-            self._list_again([lane])
-            turns.block(tenant, self._store.rates.now() + min(wait, SECOND))
-        return min(limit, permitted)
+        return limit if rule.receive_rate is None else min(limit, self.permits.room(tenant.name, rule))
 
     def _charge(self, turns: TenantTurns, lane: LiveLane, messages: int) -> None:
         """Charge a tenant until the end of the plan. The entry of the claim charges it for good, in every process."""
@@ -419,8 +420,11 @@ class Claiming:
             place = ready[0][0]
             most = limit if limit < room else room
             if limited:
-                name = tenant.name
-                most = min(most, self._limit_of(name, rules.of(name), room, self._leased[name] + 1))
+                name, rule = tenant.name, rules.of(tenant.name)
+                if self._is_withheld(name, rule, self._leased[name] + 1):
+                    break
+                if rule.receive_rate is not None:
+                    most = min(most, self.permits.room(name, rule))
             chosen = _plain(lane, most) if most and place <= side.rest.next else None
             if chosen is None:
                 break
@@ -488,6 +492,7 @@ class Claiming:
         if order.tenancy is not None and (order.turns is not None or order.tenancy.rules.sidelines):
             self._settle_turns(order.tenancy, now)
         if order.turns is not None:
+            self._return_permits()  # and forget what their rates permitted then
             order.turns.unblock(self._store.rates.now())
             self._now, self._elsewhere, self._leased, self._in_flight = now, {}, Counter(), {}
             self._first_with_work(order.turns)

@@ -172,15 +172,11 @@ def _full(tx: Tx, items: Sequence[Item], elsewhere: Elsewhere) -> QueueFull | No
     if rules is None and config.max_key_depth is None:
         return None
     refused: dict[bytes, QueueFull] = {}
-    wanted = Counter(item[0] for item in items)
-    if rules is not None:
-        of_tenant: Counter[bytes] = Counter()
-        for key, n in wanted.items():
-            of_tenant[tenant_of(key, rules.separator)] += n
-        if errors := full_tenants(tx, of_tenant, elsewhere):
-            refused |= {key: errors[name] for key in wanted if (name := tenant_of(key, rules.separator)) in errors}
+    keys = [item[0] for item in items]
+    if rules is not None and (errors := full_tenants(tx, rules.messages_of(keys), elsewhere)):
+        refused |= {key: errors[name] for key in keys if (name := tenant_of(key, rules.separator)) in errors}
     if config.max_key_depth is not None:
-        for key, n in wanted.items():
+        for key, n in Counter(keys).items():
             over = 0 if is_keyless(key) else depth_of(store.loader.lane(key)) + n - config.max_key_depth
             if over > 0 and key not in refused:
                 given = decode_key(key)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import apsw
 
 from ..._sql import TENANT_DEPTHS
 from ..lane.tenant_counts import TenantCounts
+
+KNOWN_MAX: Final = 10_000
+"""Depths of so many tenants are kept."""
 
 
 def rebuild(db: apsw.Connection, depths: Mapping[bytes, int], *, create: bool) -> None:
@@ -34,7 +37,9 @@ def store(db: apsw.Connection, counts: TenantCounts) -> None:
     if changes:
         db.executemany(TENANT_DEPTHS.add, changes)
         db.executemany(TENANT_DEPTHS.drop, [(name,) for name, n in changes if n < 0])
+    known = {name: n + counts.changes.get(name, 0) for name, n in counts.stored.items()} if len(counts.stored) < KNOWN_MAX else {}
     counts.forget_depths(some(db) if counts.sole is None else (counts.sole,))
+    counts.stored = known
 
 
 def depth(db: apsw.Connection, counts: TenantCounts, tenant: bytes) -> int:

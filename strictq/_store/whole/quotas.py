@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -12,9 +12,9 @@ from typing import Final
 
 from ..._platform.clock import Clock
 from ..._values.errors import OutcomeUnknown, StrictqError, Throttled, refusal_of
-from ..._values.tenants import LIMITS_MAX, TenantRules, send_rate_at
+from ..._values.tenants import LIMITS_MAX, TenantRules, send_rate_at, tenant_of
 from ..disk import layout
-from ..disk.rate_file import SEND, Rate, RateFile
+from ..disk.rate_file import SEND, Rate, RateFile, Wanted
 from ..shard import counting
 from ..shard.sending import NOTHING_ELSEWHERE, Elsewhere
 from ..shard.shard_file import Shard
@@ -46,12 +46,12 @@ class Quotas:
         return self._tenancy
 
     @contextmanager
-    def admitted(self, wanted: Mapping[bytes, int], tenants: Mapping[bytes, bytes] | None = None) -> Iterator[None]:
+    def admitted(self, wanted: Mapping[bytes, int], keys: Iterable[bytes] | None = None) -> Iterator[None]:
         """Take messages of the rates of their tenants. Return them if the block refuses to send.
 
         Args:
             wanted: the number of messages of each tenant.
-            tenants: the tenant of each stored key, so that the error says the messages of which keys are refused. None: all.
+            keys: the stored keys of the messages, so that the error says the messages of which ones are refused. None: all.
         Raises:
             Throttled: nothing was taken of the rates of the tenants.
         """
@@ -59,33 +59,38 @@ class Quotas:
         if rules is None or not rules.limits_sends:
             yield
             return
-        taken: list[tuple[bytes, Rate, int]] = []
-        refused: dict[bytes, Throttled] = {}
+        sends: list[Wanted] = []
         for tenant, n in wanted.items():
             limit = rules.of(tenant)
-            if limit.send_rate is None:
-                continue
-            age = 0 if limit.target_age_seconds is None else self._age_of(tenant)
-            name, rate = SEND + tenant, Rate(send_rate_at(limit, age / 1e6), limit.burst)
-            got, wait = self.rates.take(name, rate, n, whole=True)
+            if limit.send_rate is not None:
+                age = 0 if limit.target_age_seconds is None else self._age_of(tenant)
+                sends.append((SEND + tenant, Rate(send_rate_at(limit, age / 1e6), limit.burst), n))
+        if not sends:
+            yield
+            return
+        taken: list[Wanted] = []
+        refused: dict[bytes, Throttled] = {}
+        for send, (got, wait) in zip(sends, self.rates.take(sends, whole=True), strict=True):
             if got:
-                taken.append((name, rate, n))
+                taken.append(send)
                 continue
+            tenant = send[0].removeprefix(SEND)
             shown = tenant.decode(errors="backslashreplace")
             refused[tenant] = Throttled(
-                f"tenant {shown!r} sends more than {rate.per_second:g} messages a second", tenant=shown, retry_after=wait / 1e6
-            )
+                f"tenant {shown!r} sends more than {send[1].per_second:g} messages a second", tenant=shown,
+                retry_after=wait / 1e6,
+            )  # fmt: skip
         if refused:
-            self._return(taken)
-            if tenants is None:
+            self.rates.give(taken)
+            if keys is None:
                 raise max(refused.values(), key=attrgetter("retry_after"))
-            raise refusal_of({key: refused[name] for key, name in tenants.items() if name in refused})
+            raise refusal_of({key: refused[name] for key in keys if (name := tenant_of(key, rules.separator)) in refused})
         try:
             yield
         except OutcomeUnknown:
             raise
         except StrictqError:
-            self._return(taken)
+            self.rates.give(taken)
             raise
 
     def _age_of(self, tenant: bytes) -> int:
@@ -102,11 +107,6 @@ class Quotas:
             self._ages[tenant] = at, age
         return age
 
-    def _return(self, taken: Sequence[tuple[bytes, Rate, int]]) -> None:
-        """Return what was taken of the rates of tenants for messages that were refused."""
-        for name, rate, n in taken:
-            self.rates.give(name, rate, n)
-
     def elsewhere(self, shard: Shard, tenants: Collection[bytes] = ()) -> Elsewhere:
         """Return what the other shards have committed of what maximum depths limit.
 
@@ -117,15 +117,15 @@ class Quotas:
         """
         if len(self._store.shards) == 1:
             return NOTHING_ELSEWHERE
-        config, rules = self._store.settings[0], self.tenancy
-        others = [s for s in self._store.healthy() if s is not shard]
-        messages = 0 if config.max_depth is None else sum(s.pending() for s in others)
-        if rules is None or not rules.limits_depth:
-            return Elsewhere(messages)
-        limited = [name for name in tenants if rules.of(name).max_depth is not None]
-        depths: Counter[bytes] = Counter()
-        for other in others if limited else ():
-            depths.update(other.tenant_depths(limited))
+        counts, rules = self._store.settings[0].max_depth is not None, self.tenancy if tenants else None
+        limited = [name for name in tenants if rules.of(name).max_depth is not None] if rules and rules.limits_depth else []
+        if not counts and not limited:
+            return NOTHING_ELSEWHERE
+        messages, depths = 0, Counter[bytes]()
+        for other in self._store.healthy():
+            if other is not shard:
+                messages += other.pending() if counts else 0
+                depths.update(other.tenant_depths(limited) if limited else {})
         return Elsewhere(messages, depths)
 
     def in_flight_elsewhere(self, shard: Shard) -> Mapping[bytes, int] | None:

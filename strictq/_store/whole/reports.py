@@ -658,7 +658,8 @@ def _tenant(
     if limit.paused:
         waits = None
     elif limit.receive_rate is not None:
-        waits = store.rates.wait(RECEIVE + name, Rate(limit.receive_rate, limit.burst)) / MICROSECONDS
+        room, wait = store.rates.look(RECEIVE + name, Rate(limit.receive_rate, limit.burst))
+        waits = 0.0 if room else wait / MICROSECONDS
     return TenantStatus(
         name.decode(errors="backslashreplace"), depth, keys, max(store.now() - sent_at, 0) / MICROSECONDS if depth else None,
         in_flight, limit.weight, limit.max_depth, limit.send_rate, limit.receive_rate, limit.burst, limit.concurrency,

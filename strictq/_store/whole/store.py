@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from ..._values.errors import (
     StrictqError,
 )
 from ..._values.stats import ReplicationStatus
-from ..._values.tenants import TenantRules, tenant_of
+from ..._values.tenants import TenantRules
 from ..._values.types import Event
 from ..catalog import contents, queue_db
 from ..catalog.contents import Catalog
@@ -383,26 +383,33 @@ class Store(Routing):
 
     # ---- sending
 
-    def send(self, shard: Shard, items: Items, checked: QueueConfig | None, moved: dict[bytes, int]) -> Sequence[Sent]:
+    def send(
+        self,
+        shard: Shard,
+        items: Items,
+        checked: QueueConfig | None,
+        moved: dict[bytes, int],
+        elsewhere: sending.Elsewhere | None = None,
+    ) -> Sequence[Sent]:
         """Append messages to one shard.
 
         Args:
             checked: the configuration that they were validated against. None: of none.
             moved: gets the shards of keys whose lanes are in another one.
+            elsewhere: what the other shards have. None: they are asked if a limit needs it.
         """
         self.require_room(shard, items)
         rules = self.tenancy if self.settings[0].limits else None
-        if rules is None:
-            return self._append(shard, items, checked, moved)
-        tenants = {item[0]: tenant_of(item[0], rules.separator) for item in items}
-        wanted = Counter(tenants[item[0]] for item in items)
-        with self.quotas.admitted(wanted, tenants):
-            return self._append(shard, items, checked, moved, wanted)
+        if rules is None or not (rules.limits_sends or rules.limits_depth):
+            return self._append(shard, items, checked, moved, elsewhere or self.quotas.elsewhere(shard))
+        keys = [item[0] for item in items]
+        wanted = rules.messages_of(keys)
+        with self.quotas.admitted(wanted, keys):
+            return self._append(shard, items, checked, moved, self.quotas.elsewhere(shard, wanted))
 
     def _append(
-        self, shard: Shard, items: Items, checked: QueueConfig | None, moved: dict[bytes, int], tenants: Collection[bytes] = ()
+        self, shard: Shard, items: Items, checked: QueueConfig | None, moved: dict[bytes, int], elsewhere: sending.Elsewhere
     ) -> Sequence[Sent]:
-        elsewhere = self.quotas.elsewhere(shard, tenants)
         try:
             return shard.run(sending.Append(items, checked, elsewhere))
         except Rerouted:
@@ -422,14 +429,14 @@ class Store(Routing):
         """
         shards = self.shards
         shard = shards[0] if len(shards) == 1 else self.shard_of(item[0])
-        config = self.settings[0]
-        if (self.reserve is None or not self.waker.short_of_space) and not config.limits:
-            elsewhere = 0 if config.max_depth is None else self.quotas.elsewhere(shard).messages
-            sent = shard.send_alone(item, checked, elsewhere)
+        elsewhere: sending.Elsewhere | None = None
+        if (self.reserve is None or not self.waker.short_of_space) and not self.settings[0].limits:
+            elsewhere = self.quotas.elsewhere(shard)
+            sent = shard.send_alone(item, checked, elsewhere.messages)
             if sent is not None:
                 return shard.number, sent
         moved: dict[bytes, int] = {}
-        sent = self.send(shard, [item], checked, moved)[0]
+        sent = self.send(shard, [item], checked, moved, elsewhere)[0]
         return moved.get(item[0], shard.number), sent
 
     def ack_one(self, shard: int, held: Held, seq: int) -> Lost:
