@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,6 +142,17 @@ def test_max_depth_counts_what_the_held_shard_has_committed(q: Queue, holder: st
         unhindered(lambda: q.send(b"", A))
         with pytest.raises(strictq.QueueFull):
             unhindered(lambda: q.send(b"", A))
+
+
+def test_maximum_depths_are_compared_on_connections_that_are_free(tmp_path: Path) -> None:
+    """Another connection would keep a second memory current."""
+    with strictq.open(tmp_path / "queue", shards=2, config=QueueConfig(max_depth=3, tenant_separator="/")) as q:
+        q.limit("*", max_depth=2)
+        for key in (A, B, A, B):
+            with suppress(strictq.QueueFull):
+                q.send(b"", key)
+        assert q.stats().depth == 2
+        assert not any(shard._glances.opened for shard in store_of(q).shards)
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["nothing else ready", "ready in both"])

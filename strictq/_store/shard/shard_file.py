@@ -558,20 +558,19 @@ class Shard:
 
     def look_briefly(self, look: Callable[[ShardLanes], T]) -> T:
         """Run a short read of lanes without waiting for a transaction. In memory, it then sees what that has written."""
-        self.require()
-        if self.path is not None:
-            return self._glances.look(lambda db: _viewed(self._glance_lanes, db, look))
         try:
-            return self._writer.read(lambda db: _viewed(self.lanes, db, look), 0.0)
+            return self.view(look, 0.0)
         except StoreBusy:
+            if self.path is not None:
+                raise
             return look(self.lanes)
 
     def pending(self) -> int:
-        """Return the committed number of unresolved messages. Never waits for a transaction, not even the caller's own."""
+        """Return the committed number of unresolved messages. Never waits for a transaction."""
+        if self.path is not None:
+            return self.look_briefly(lambda lanes: lanes.memory.totals.pending)
         self.require()
-        if self.path is None:
-            return self._writer.pending
-        return self._glances.look(lambda db: _viewed(self._glance_lanes, db, lambda lanes: lanes.memory.totals.pending))
+        return self._writer.pending
 
     def newest(self) -> int:
         """Return the newest arrival number."""
