@@ -21,6 +21,7 @@ from strictq._store.commit.writer import Writer
 from strictq._store.disk.wal_file import UNSYNCED_MAX
 from strictq._store.shard.shard_file import Shard
 from strictq._store.tables import mark
+from strictq._store.whole.store import Store
 from strictq._values.keys import encode_key
 from strictq.testing import FakeClock
 from tests.support.folds import cut_to, fold, narrow, require_agreement
@@ -77,6 +78,22 @@ def test_a_refused_send_asks_each_other_shard_once_for_its_depth(
         with pytest.raises(strictq.QueueFull):
             q.send(b"", "a/1")
         assert sorted(asked) == sorted({0, 1, 2} - {store_of(q).shard_of(encode_key("a/1")).number})
+
+
+def test_a_receive_claims_at_once_where_something_arrived(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with strictq.open(queue_path, shards=2) as q:
+        assert not q.receive()  # a look finds that both shards are empty
+        q.send(b"", "a")
+        looked: list[int] = []
+        outlook = Store.outlook
+
+        def counted(store: Store, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
+            looked.append(shard.number)
+            return outlook(store, shard, seconds)
+
+        monkeypatch.setattr(Store, "outlook", counted)
+        assert len(q.receive()) == 1
+        assert store_of(q).shard_of(encode_key("a")).number not in looked
 
 
 def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:

@@ -121,7 +121,7 @@ class Shard:
         self.range = part
         self.path = None if directory is None else directory / part.file
         self.gave = False
-        """Whether the last claim found something. Then the next one need not look first."""
+        """Whether the last claim found something, or something has arrived since it did not. The next one need not look first."""
         self.empty: KnownEmpty | None = None
         """Set if the last look found nothing."""
         self.incarnation = ""

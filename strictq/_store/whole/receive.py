@@ -194,6 +194,8 @@ def _claim_from(
     """
     may_be_alone = joined is None or shard.number not in joined.work
     got: Claimed | None = None
+    if may_be_alone and request.room <= claiming.ALONE_MAX and store.has_news(shard):
+        shard.gave = True
     if shard.gave:
         request = _with_elsewhere(store, shard, request)
     if shard.gave and may_be_alone and request.room <= claiming.ALONE_MAX:

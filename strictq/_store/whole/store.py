@@ -524,6 +524,10 @@ class Store(Routing):
 
     # ---- claiming
 
+    def has_news(self, shard: Shard) -> bool:
+        """Return whether any process has made something claimable in a shard since a look found nothing there."""
+        return shard.empty is not None and shard.empty.state[0] != self.waker.change(shard.number)
+
     def outlook(self, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
         """Return whether anything is claimable in this shard, and the queue time at which that may change by itself.
 
