@@ -169,7 +169,7 @@ MUTATIONS = [
     _remote(
         "only a long poll with nothing held proves that there is nothing",
         "receiving.py",
-        "elif request.alone and request.wait >= PROOF_SECONDS:",
+        "elif request.alone:",
         "else:",
     ),
     _remote("what goes back is no proof of an empty queue", "source.py", "            self._receives.proven = False\n", ""),
@@ -2604,6 +2604,20 @@ MUTATIONS = [
         "    if group is not None and group != group_of(raw):\n",
         "    if not raw:\n",
         ("tests/remote/test_mapping.py",),
+    ),
+    Mutation(
+        "no text has the group of another key",
+        "strictq/remote/mapping.py",
+        'if text is not None and _ID.fullmatch(text) and not text.startswith("~"):',
+        "if text is not None and _ID.fullmatch(text):",
+        ("tests/remote/test_mapping.py",),
+    ),
+    _remote(
+        "a connection that the endpoint has closed is not used again",
+        "plain_http.py",
+        "if not poll.poll(0):",
+        "if True:",
+        "tests/remote/test_plain_http.py",
     ),
     Mutation(
         "a request has one message of a key, unless the endpoint keeps prefixes",

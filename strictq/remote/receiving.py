@@ -93,7 +93,7 @@ class Receive:
         wait: seconds for which the endpoint waits for one.
         began: when the request was made.
         attempt: its id, and when that was used first; None: standard queues have none.
-        alone: whether nothing was held for this source.
+        alone: whether nothing was held for this source. Such a request waits long enough to prove that there is nothing.
     """
 
     most: int
@@ -226,7 +226,7 @@ class Receives:
             self.proven = False
             self.wanted -= len(messages)
             self._warn_of_length(request, now)
-        elif request.alone and request.wait >= PROOF_SECONDS:
+        elif request.alone:
             self.proven = True
         if not messages:
             self._endpoint.count("empty_polls")

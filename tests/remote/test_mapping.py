@@ -51,6 +51,13 @@ def test_keys_of_all_types_come_back(fifo: bool) -> None:
     assert len(groups) == len(KEYS)
 
 
+def test_a_text_that_is_the_group_of_another_key_has_one_of_its_own() -> None:
+    groups = [*(group_of(encode_key(key)) for key in KEYS), group_of(keyless_lane(3), "once")]
+    made = [group for group in groups if group.startswith("~")]
+    assert {group[:2] for group in made} >= {"~#", "~."}
+    assert not {group_of(encode_key(group)) for group in made} & set(groups)
+
+
 def test_a_plain_key_is_its_group_without_an_attribute() -> None:
     made = encode(encode_key("customer-42"), b"x", None, "once", fifo=True)
     assert (made.group, made.body, made.attributes) == ("customer-42", "x", {})
@@ -143,7 +150,7 @@ def test_the_dedup_id_names_the_content() -> None:
 
 
 def test_a_programs_dedup_id_is_accepted_by_sqs() -> None:
-    given = ["a", "x" * 128, "x" * 129, "a b", "é", "~#a", "~a"]
+    given = ["a", "x" * 128, "x" * 129, "a b", "é", "~#a", "~a", mapping.dedup_id_of("a b")]
     made = [mapping.dedup_id_of(text) for text in given]
     assert made[:2] == given[:2]
     assert len(set(made)) == len(given)
