@@ -1,14 +1,18 @@
 """`/metrics`: the totals and states of all queues for Prometheus, from `Stats`.
 
 The totals are in the queues' files, so they cover every process, and survive restarts of all of them. There is a line for each
-queue and shard, and none for a key: a scrape costs the same with any number of keys.
+queue and shard, and none for a key. A scrape reads the queues that cost little. The others are read after it, at a bounded share
+of a core, and the next scrape shows that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -16,14 +20,20 @@ import attrs
 from .._platform.log import log
 from .._values.errors import StrictqError
 from .._values.stats import Stats
-from ..queue import Queue
 from .counters import BUCKETS_SECONDS, Counters
 from .parts import Receive, Scope, Send, ServerContext, header, respond
-from .queues import Queues
+from .queues import PATIENCE, Queues
 
 PATH: Final = "/metrics"
 TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+SCRAPE_SECONDS: Final = 0.015
+"""Processor time in which a scrape reads queues."""
+OPEN_SECONDS: Final = 0.005
+"""What opening a queue costs, about."""
+ROW_SECONDS: Final = 30e-6
+"""What reading a row of a log costs, about, if its lane is not in memory."""
 
 Sample = tuple[str, dict[str, str], float]
 """A suffix of the family's name, the labels, and the value."""
@@ -95,11 +105,29 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Stats], float | None]]]] = {
 """For each gauge of a queue: its text, and its value; None: the queue has none."""
 
 
-def of_queues(found: list[tuple[str, Stats | None]]) -> list[Family]:
-    """Return the metrics of queues; None: the queue could not be read."""
-    known = [(name, stats) for name, stats in found if stats is not None]
+@attrs.frozen
+class Reading:
+    """What was read last of a queue.
+
+    Attributes:
+        stats: None: it could not be read.
+        at: when, on the monotonic clock.
+        cost: processor seconds that it took, without those of opening the queue and of reading its logs.
+    """
+
+    stats: Stats | None
+    at: float
+    cost: float
+
+
+def of_queues(found: Mapping[str, Reading], now: float) -> list[Family]:
+    """Return the metrics of queues, for a scrape that began at this time."""
+    known = [(name, one.stats) for name, one in found.items() if one.stats is not None]
+    up = [("", {"queue": name}, float(one.stats is not None)) for name, one in found.items()]
+    ages = [("", {"queue": name}, round(now - one.at, 3) if one.at < now else 0.0) for name, one in found.items()]
     families = [
-        Family("strictq_up", "gauge", "Whether the queue can be read", [("", {"queue": n}, s is not None) for n, s in found])
+        Family("strictq_up", "gauge", "Whether the queue can be read", up),
+        Family("strictq_read_age_seconds", "gauge", "Age of what is shown of the queue; 0: it was read by this scrape", ages),
     ]
     for field, text in TOTALS.items():
         samples = [
@@ -176,6 +204,47 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
+class Readings:
+    """The newest readings of all queues."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._found: dict[str, Path | None] = {}
+        self._known: dict[str, Reading] = {}
+
+    def scrape(self) -> tuple[dict[str, Reading], list[str]]:
+        """Read the queues that fit in SCRAPE_SECONDS. Return all readings, and the names of those to read later."""
+        end = time.thread_time() + SCRAPE_SECONDS
+        found, known = self._queues.found(), self._known
+        self._found = found
+        for name in known.keys() - found.keys():
+            known.pop(name, None)
+        order = sorted(found, key=lambda name: known[name].cost if name in known else OPEN_SECONDS)
+        late = [name for name in order if self.read(name, end - time.thread_time()) is None]
+        return {name: known[name] for name in found if name in known}, late
+
+    def read(self, name: str, seconds: float = math.inf) -> float | None:
+        """Read a queue. Return what it cost; None: it would probably cost more than so many processor seconds."""
+        known = self._known.get(name)
+        opening = OPEN_SECONDS if known is None else 0.0
+        if opening > seconds:
+            return None
+        began, stats, beside = time.thread_time(), None, opening
+        try:
+            q = self._queues.look(name, self._found)
+            rows = q._storage.reports.unread() * ROW_SECONDS
+            beside += rows
+            if rows + (0.0 if known is None else known.cost) > seconds:
+                return None
+            stats = q.stats()
+        except StrictqError as e:
+            if known is None or known.stats is not None:
+                log.warning("the metrics of %s are missing: %s", name, e)
+        cost = time.thread_time() - began
+        self._known[name] = Reading(stats, time.monotonic(), max(cost - beside, 0.0))
+        return cost
+
+
 class Metrics:
     """The part that answers `/metrics`."""
 
@@ -183,22 +252,27 @@ class Metrics:
     guarded = True
 
     def __init__(self, context: ServerContext) -> None:
-        self._queues = context.queues
         self._counters = context.counters
+        self._readings = Readings(context.queues)
         self._scraping = asyncio.Lock()
+        self._later: asyncio.Task[None] | None = None
 
     def takes(self, scope: Scope) -> bool:
         """Take `/metrics`."""
         return bool(scope["path"] == PATH)
 
     async def start(self) -> None:
-        """Do nothing: queues are opened by the first scrape."""
+        """Do nothing: queues are opened by the first scrape, and after it."""
 
     def drain(self) -> None:
         """Do nothing: no scrape waits."""
 
     async def stop(self) -> None:
-        """Do nothing: the application closes the queues."""
+        """Read no more queues."""
+        if self._later is not None:
+            self._later.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._later
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer a scrape."""
@@ -207,24 +281,17 @@ class Metrics:
             return
         openmetrics = b"application/openmetrics-text" in (header(scope, b"accept") or b"")
         async with self._scraping:  # one at a time, so that many scrapers do not take all threads
-            found = await asyncio.to_thread(look, self._queues)
-        text = exposition([*of_queues(found), *of_server(self._counters)], openmetrics=openmetrics)
+            now = time.monotonic()
+            found, late = await asyncio.to_thread(self._readings.scrape)
+        if late and (self._later is None or self._later.done()):
+            self._later = asyncio.create_task(self._read_later(late))
+        text = exposition([*of_queues(found, now), *of_server(self._counters)], openmetrics=openmetrics)
         await respond(send, 200, text.encode(), OPENMETRICS if openmetrics else TEXT, ((b"cache-control", b"no-store"),))
 
-
-def look(queues: Queues) -> list[tuple[str, Stats | None]]:
-    """Return the counts of each queue; None: it cannot be read."""
-    return [(name, _stats(name, q)) for name, q in queues.looks()]
-
-
-def _stats(name: str, q: Queue | StrictqError) -> Stats | None:
-    try:
-        if isinstance(q, StrictqError):
-            raise q
-        return q.stats()
-    except StrictqError as e:
-        log.warning("the metrics of %s are missing: %s", name, e)
-        return None
+    async def _read_later(self, names: list[str]) -> None:
+        for name in names:
+            cost = await asyncio.to_thread(self._readings.read, name)
+            await asyncio.sleep(PATIENCE * (cost or 0.0))
 
 
 def make(context: ServerContext) -> Metrics:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .._platform.log import log
 from .._values.errors import QueueNotFound, StrictqError
@@ -16,6 +16,11 @@ from ..queue import Queue
 CATALOG: Final = "queue.db"
 """The file that makes a directory a queue."""
 SUFFIX: Final = ".strictq"
+PATIENCE: Final = 50
+"""After queues were read for the console or for metrics, they are not read for so many times the processor time that it took.
+
+So each of them uses 2 % of a core at most.
+"""
 
 
 def is_queue(directory: Path) -> bool:
@@ -28,6 +33,9 @@ class Queues:
 
     A queue is named after its directory, without the suffix .strictq; after its parent directory, too, if two have one name.
     A part that creates queues gives them other names (`name`), and lends those that are only in its memory (`lend`).
+
+    Attributes:
+        without_files: returns name, attributes, tags and creation time of the SQS queues that are only in memory.
     """
 
     def __init__(self, directories: tuple[Path, ...] = ()) -> None:
@@ -37,6 +45,7 @@ class Queues:
         self._looks: dict[Path, tuple[tuple[int, int], Queue]] = {}
         self._unreadable: set[Path] = set()
         self._lock = threading.Lock()
+        self.without_files: Callable[[], list[dict[str, Any]]] = list
 
     def name(self, path: Path, name: str) -> None:
         """Show the queue in this directory under this name."""
@@ -74,30 +83,26 @@ class Queues:
                     log.warning("the queues in %s are not shown: %s", directory, e)
                 self._unreadable.add(directory)
 
-    def look(self, name: str) -> Queue:
+    def found(self) -> dict[str, Path | None]:
+        """Return the directory of each queue, by name; None: it was lent. Close those that have disappeared."""
+        with self._lock:
+            paths = self.paths()
+            self._forget(set(paths.values()))
+        return {name: paths.get(name) for name in sorted({*paths, *list(self._lent)})}
+
+    def look(self, name: str, found: Mapping[str, Path | None] | None = None) -> Queue:
         """Return a queue to look at: the one that was lent, or its directory opened read-only. Do not close it.
 
+        Args:
+            found: what `found` returned, if the caller looks at many queues.
         Raises:
             QueueNotFound: no queue has this name.
             StrictqError: it cannot be opened.
         """
         with self._lock:
-            return self._look(name, self.paths())
+            return self._look(name, self.paths() if found is None else found)
 
-    def looks(self) -> list[tuple[str, Queue | StrictqError]]:
-        """Return the name of each queue with the queue, as `look` returns it, or with the error why it cannot be opened."""
-        found: list[tuple[str, Queue | StrictqError]] = []
-        with self._lock:
-            paths = self.paths()
-            self._forget(set(paths.values()))
-            for name in sorted({*paths, *list(self._lent)}):
-                try:
-                    found.append((name, self._look(name, paths)))
-                except StrictqError as e:
-                    found.append((name, e))
-        return found
-
-    def _look(self, name: str, paths: dict[str, Path]) -> Queue:
+    def _look(self, name: str, paths: Mapping[str, Path | None]) -> Queue:
         lent = self._lent.get(name)
         if lent is not None:
             return lent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 import strictq
+from strictq.server import metrics as _metrics
 from strictq.server.app import Application, parts_of
 from strictq.server.counters import BUCKETS_SECONDS, Counters
-from strictq.server.metrics import GAUGES, STATES, TOTALS, exposition, look, of_queues, of_server
+from strictq.server.metrics import GAUGES, STATES, TOTALS, Reading, Readings, exposition, of_queues, of_server
 from strictq.server.parts import ServerContext, ServerSettings
 from strictq.server.queues import Queues
 from tests.support.asgi import Answer, call
@@ -38,6 +40,12 @@ def directory(tmp_path: Path) -> Path:
         second.reject("no")
     with strictq.open(tmp_path / 'a "b"\\c', durability="process"):
         return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each scrape read every queue, however busy the machine is."""
+    monkeypatch.setattr(_metrics, "SCRAPE_SECONDS", math.inf)
 
 
 def served(directory: Path) -> Application:
@@ -117,9 +125,11 @@ def test_other_requests_are_refused(directory: Path) -> None:
 class TestQueues:
     def test_what_was_added_removed_or_replaced_is_noticed(self, directory: Path) -> None:
         queues = Queues((directory,))
+        readings = Readings(queues)
 
         def depths() -> dict[str, int | None]:
-            return {name: None if stats is None else stats.depth for name, stats in look(queues)}
+            found, _ = readings.scrape()
+            return {name: None if one.stats is None else one.stats.depth for name, one in found.items()}
 
         assert depths() == {'a "b"\\c': 0, "orders": 18}
         with strictq.open(directory / "new.strictq", durability="process") as q:
@@ -146,11 +156,10 @@ class TestQueues:
         with strictq.open(":memory:") as q:
             queues.lend("tests", q)
             q.send(b"", key="k")
-            ((name, stats),) = look(queues)
-            assert stats is not None
-            assert (name, stats.depth, queues.look("tests")) == ("tests", 1, q)
+            ((name, where),) = queues.found().items()
+            assert (name, where, queues.look("tests")) == ("tests", None, q)
             queues.take_back("tests")
-        assert look(queues) == []
+        assert queues.found() == {}
         with pytest.raises(strictq.QueueNotFound):
             queues.look("tests")
 
@@ -168,8 +177,75 @@ class TestQueues:
 
 
 def test_a_queue_that_cannot_be_read_is_down() -> None:
-    text = exposition(of_queues([("gone", None)]))
-    assert values(text) == {'strictq_up{queue="gone"}': 0}
+    text = exposition(of_queues({"gone": Reading(None, 1.0, 0.0)}, 3.5))
+    assert values(text) == {'strictq_up{queue="gone"}': 0, 'strictq_read_age_seconds{queue="gone"}': 2.5}
+
+
+class TestCostlyQueues:
+    """A scrape leaves queues that cost much to the time after it, and shows what was read of them last."""
+
+    DEPTH = 'strictq_messages{queue="orders",state="ready"}'
+    AGE = 'strictq_read_age_seconds{queue="orders"}'
+
+    @pytest.fixture(autouse=True)
+    def _budget(self, _no_budget: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_metrics, "SCRAPE_SECONDS", 3600.0)
+        monkeypatch.setattr(_metrics, "OPEN_SECONDS", 0.0)
+        monkeypatch.setattr(_metrics, "PATIENCE", 0)
+
+    @staticmethod
+    async def until(app: Application, name: str, value: float) -> dict[str, float]:
+        async with asyncio.timeout(60):
+            while (found := values((await call(app, "/metrics")).body.decode())).get(name) != value:
+                await asyncio.sleep(0.01)
+        return found
+
+    def test_they_are_absent_until_they_were_read(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_metrics, "OPEN_SECONDS", 7200.0)
+        app = served(directory)
+
+        async def work() -> None:
+            first = values((await call(app, "/metrics")).body.decode())
+            assert [name for name in first if "queue=" in name] == []
+            await self.until(app, self.DEPTH, 17)
+            await app.stop()
+
+        asyncio.run(work())
+
+    def test_a_scrape_shows_the_last_reading_while_much_has_changed(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = served(directory)
+
+        async def work() -> None:
+            assert (await self.until(app, self.DEPTH, 17))[self.AGE] == 0
+            monkeypatch.setattr(_metrics, "ROW_SECONDS", 600.0)
+            with strictq.open(directory / "orders.strictq") as q:
+                q.send_many(strictq.Message(b"x", key="k") for _ in range(3))
+                assert (await self.until(app, self.DEPTH, 20))[self.AGE] == 0, "3 rows cost less than the budget"
+                q.send_many(strictq.Message(b"x", key="k") for _ in range(10))
+                late = values((await call(app, "/metrics")).body.decode())
+                assert late[self.DEPTH] == 20
+                assert late[self.AGE] > 0
+                assert late['strictq_up{queue="orders"}'] == 1
+                await self.until(app, self.DEPTH, 30)
+            await app.stop()
+
+        asyncio.run(work())
+
+    def test_they_are_read_at_a_bounded_share_of_a_core(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_metrics, "SCRAPE_SECONDS", -1.0)
+        monkeypatch.setattr(_metrics, "PATIENCE", 50)
+        part = _metrics.make(ServerContext(ServerSettings(directories=(directory,))))
+        monkeypatch.setattr(part._readings, "read", lambda _name: 0.25)
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        asyncio.run(part._read_later(["a", "b"]))
+        assert slept == [12.5, 12.5]
 
 
 def test_the_histogram_counts_each_request_in_every_bucket_above() -> None:
@@ -189,7 +265,7 @@ def families() -> set[str]:
     counters = Counters()
     counters.answered("a", 200, 0.1)
     own = {family.name + suffix for family in of_server(counters) for suffix, _, _ in family.samples}
-    return queues | own | {"strictq_up", "strictq_messages", "strictq_shard_quarantined"}
+    return queues | own | {"strictq_up", "strictq_read_age_seconds", "strictq_messages", "strictq_shard_quarantined"}
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:

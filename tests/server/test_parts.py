@@ -12,6 +12,7 @@ import pytest
 
 import strictq
 from strictq.server.app import PARTS, Application, parts_of
+from strictq.server.console import sampler as _sampler
 from strictq.server.parts import ServerContext, ServerSettings
 from tests.support.asgi import Answer, call
 
@@ -76,6 +77,24 @@ def test_metrics_show_the_queues_of_the_endpoint_and_its_requests() -> None:
         assert 'strictq_messages{queue="orders",state="in_flight"} 1\n' in text
         assert 'strictq_server_requests_total{action="SendMessage",code="200"} 1\n' in text
         assert "strictq_server_polls 0\n" in text
+
+    while_running(app, work())
+
+
+def test_the_console_shows_the_queues_of_an_endpoint_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sampler, "UNWATCHED_SECONDS", 0.01)
+    app = made(memory=True)
+
+    async def work() -> None:
+        new = {"QueueName": "new.fifo", "Attributes": {"FifoQueue": "true"}, "tags": {"team": "a"}}
+        await sqs(app, "CreateQueue", **new)
+        url = (await sqs(app, "CreateQueue", QueueName="used"))["QueueUrl"]
+        await sqs(app, "SendMessage", QueueUrl=url, MessageBody="x")
+        while (rows := json.loads((await call(app, "/console/api/sqs")).body)["queues"])[1]["queue"] is None:
+            await asyncio.sleep(0.01)  # not sampled yet
+        assert [(row["name"], row["queue"]) for row in rows] == [("new.fifo", None), ("used", "used")]
+        assert rows[0]["attributes"]["FifoQueue"] == "true"
+        assert rows[0]["tags"] == {"team": "a"}
 
     while_running(app, work())
 

@@ -129,7 +129,7 @@ class Shard:
         self._suspects: int | None = None
         self._host = host
         self._guard: Guard | None = None
-        self.lanes = ShardLanes(part.shard, claims=True, rates=host.rates)
+        self.lanes = ShardLanes(part.shard, claims=not host.read_only, rates=host.rates)
         """The lanes as the holder of the write lock sees them."""
         self._writer = Writer(self._open, part, host, self.lanes, grouped=grouped, in_memory=self.path is None)
         self.wal = ShardWal(
@@ -575,6 +575,19 @@ class Shard:
     def newest(self) -> int:
         """Return the newest arrival number."""
         return self.glance(_newest_message)
+
+    def unread(self) -> int:
+        """Return about how many rows of its logs the next `view` reads first."""
+
+        def look(db: apsw.Connection) -> int:
+            seen, top = db.execute(LOG.newest).get
+            memory = self.lanes.memory
+            if not memory.unsure:
+                return int(seen + top - memory.seen - memory.top)
+            stored, _ = mark.read(db, self.number)
+            return int(seen + top - stored.cut - stored.mid)
+
+        return self.read(look)
 
     def require(self) -> None:
         """Raise the error that this shard was quarantined for."""

@@ -124,6 +124,14 @@ class Reports:
             other_tenants=other_tenants,
         )
 
+    def unread(self) -> int:
+        """Return about how many rows of its logs `stats` would read first."""
+        n = 0
+        for shard in self._store.shards:
+            with suppress(StoreError):  # `stats` reports it
+                n += shard.unread()
+        return n
+
     def _sidelined_before(self) -> float | None:
         rules = self._store.config.turns
         before = 0 if rules is None else rules.sidelined_before(self._store.now())

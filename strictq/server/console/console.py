@@ -18,8 +18,9 @@ from ..._values.errors import InvalidArgument, QueueNotFound, StrictqError
 from ...opening import open as open_queue
 from ...queue import Queue
 from ..parts import Receive, Scope, Send, ServerContext, body_of, fields_of, header, respond
+from ..queues import PATIENCE
 from .actions import ACTIONS
-from .sampler import PATIENCE, Sampler, Series
+from .sampler import Sampler, Series
 from .views import READ_ALL, VIEWS, failure, for_page, sqs
 
 HOME: Final = "/console/"
@@ -143,7 +144,10 @@ class Console:
         ]  # fmt: skip
 
     def _sqs(self) -> list[dict[str, Any]]:
-        return sqs(self._queues.paths(), self._directories)
+        in_memory = [
+            {"queue": row["name"] if row["name"] in self._sampler.series else None, **row} for row in self._queues.without_files()
+        ]
+        return sqs(self._queues.paths(), self._directories) + in_memory
 
     def _counts(self, name: str | None) -> dict[str, int | None]:
         series = None if name is None else self._sampler.series.get(name)

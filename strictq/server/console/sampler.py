@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..._platform.log import log
 from ..._values.errors import QueueNotFound, StrictqError
 from ..._values.stats import Stats
-from ..queues import Queues
+from ..queues import PATIENCE, Queues
 from .views import sqs_file
 
 POINTS_MAX: Final = 600
@@ -20,8 +20,6 @@ POINTS_MAX: Final = 600
 WATCHED_SECONDS: Final = 1.0
 """Seconds between two samples of a queue that a page shows."""
 UNWATCHED_SECONDS: Final = 10.0
-PATIENCE: Final = 50
-"""After work for the console, nothing is sampled for so many times its processor time: at most 2 % of a core is used."""
 HAS_SECONDS: Final = 30.0
 RATES: Final = ("sends", "acks", "retries", "dead_letters")
 STATES: Final = ("ready", "in_flight", "delayed", "held", "dead", "lanes")
@@ -146,8 +144,10 @@ class Sampler:
         if self._clock() >= series.has_due:
             series.has_due = self._clock() + HAS_SECONDS
             streams = bool(q._storage.recorded_batches.consumers())
-            series.has = {"tenants": q.config.tenant_separator is not None, "streams": streams, "sqs": sqs_file(q.path).is_file()}
+            in_memory = (row["name"] for row in self._queues.without_files())
+            is_sqs = name in in_memory or sqs_file(q.path).is_file()
+            series.has = {"tenants": q.config.tenant_separator is not None, "streams": streams, "sqs": is_sqs}
         return stats, self._cpu() - began
 
     def _names(self) -> list[str]:
-        return [name for name, _ in self._queues.looks()]
+        return list(self._queues.found())

@@ -140,6 +140,11 @@ class Catalogue:
         entries = list(self.entries.values())  # a thread may add one meanwhile
         return [other.name for other in entries if other.redrive and other.redrive.target == entry.arn]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what the console shows of each queue."""
+        entries = list(self.entries.values())
+        return [{"name": one.name, "attributes": one.attributes, "tags": one.tags, "created": one.created} for one in entries]
+
     def save(self, entry: Entry) -> None:
         """Store an entry, durably. If that fails, `entry` is not stored, and is in `entries` only if it was."""
         with self._writing:

@@ -106,6 +106,8 @@ class Endpoint:
         self._acts = {name: getattr(actions, _WORDS.sub("_", name).lower()) for name in self._model.actions}
         if self._counters is not None:
             self._counters.polls = lambda: sum(len(opened.polls) for opened in actions.queues.all())
+        if self._shown is not None and self.directory is None:
+            self._shown.without_files = self._catalogue.rows
         if isinstance(self._clock, SteeredClock):
             self._clock.listen(self._moved)
         self._watching = self._loop.create_task(actions.queues.watch())

@@ -8,7 +8,7 @@ let page = null, route = [], source = null, drawn = 0, scrolled = "";
 const where = () => location.hash.slice(1).split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
 
 function nav() {
-  const has = state.has, shown = { tenants: !!has.tenants, replication: !!state.stats?.replication, spark: !!has.streams, sqs: !!has.sqs, actions: state.actions };
+  const has = state.has, shown = { tenants: !!has.tenants, replication: !!state.stats?.replication, spark: !!has.streams, sqs: !!has.sqs || !state.queue, actions: state.actions };
   const links = Object.entries(PAGES).filter(([name, p]) => p.label && (shown[name] !== false || route[1] === name)).map(([name, p]) => {
     const n = p.badge?.(), here = route[1] === name || (name === "lanes" && route[1] === "key");
     return el("a", { href: href(name), "aria-current": here ? "page" : null }, p.label, n ? [" ", el("b", {}, num(n))] : null);
@@ -32,7 +32,7 @@ async function go() {
   document.title = `${page.label || route[3] || "Key"} · ${state.queue} · strictq`;
   nav();
   const mine = ++drawn;
-  if (!state.queue) return;
+  if (!state.queue && page !== PAGES.sqs) return; // that of SQS has queues that were never used
   if (before[1] !== route[1] || before[0] !== route[0]) main.replaceChildren(empty("Reading…"));
   try { await page.show(main, ...route.slice(2)); } catch (e) { if (mine === drawn) main.replaceChildren(el("div", { class: "banner bad" }, e.message)); }
   if (before.length && mine === drawn && before[1] !== route[1]) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
