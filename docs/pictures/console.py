@@ -1,6 +1,8 @@
 """Take the pictures of the console: `python docs/pictures/console.py`, with Chromium and the extra `test`.
 
-With a directory as its argument, it takes pictures of every page, at desktop and phone width, light and dark.
+With `--every DIRECTORY`, it takes pictures of every page, at desktop and phone
+width, light and dark. A test takes those of the documentation after a few
+seconds of the shop: `--into DIRECTORY --seconds 10`.
 
 A shop's orders are sent to a queue in a temporary directory, and two worker processes handle them: some fail, and one key waits
 for a service that is down.
@@ -8,11 +10,11 @@ for a service that is down.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from typing import Any, Final
 
 import strictq
 
+SHOWN: Final = ("overview-dark", "key-light", "dead-dark")
+"""The pictures of the documentation."""
 SECONDS: Final = 75.0
 """How long orders are sent before the pictures are taken."""
 PAGES: Final = {
@@ -104,7 +108,9 @@ def shop(directory: Path) -> Iterator[Path]:
                 worker.join()
 
 
-def take(url: str, into: Path, wanted: tuple[str, ...], feed: Any) -> None:
+def take(
+    url: str, into: Path, wanted: tuple[str, ...], seconds: float, feed: Any
+) -> None:
     """Take the wanted pictures; all of them if none is named."""
     from playwright.sync_api import sync_playwright
 
@@ -114,7 +120,7 @@ def take(url: str, into: Path, wanted: tuple[str, ...], feed: Any) -> None:
         )
         # Samples are taken each second while a page is open.
         browser.new_page().goto(f"{url}/console/")
-        feed(SECONDS)
+        feed(seconds)
         for device, width, height in (("", 1280, 900), ("-phone", 390, 844)):
             for theme in ("dark", "light"):
                 page = browser.new_page(
@@ -126,6 +132,7 @@ def take(url: str, into: Path, wanted: tuple[str, ...], feed: Any) -> None:
                         continue
                     page.goto(f"{url}/console/#orders/{where}")
                     page.wait_for_selector("#live.on")
+                    page.wait_for_selector("main .card")
                     feed(6.0 if name == "overview" else 1.0)
                     page.screenshot(
                         path=into / f"console-{name}{device}-{theme}.png",
@@ -135,7 +142,7 @@ def take(url: str, into: Path, wanted: tuple[str, ...], feed: Any) -> None:
         browser.close()
 
 
-def main(into: Path, *wanted: str) -> None:
+def main(into: Path, wanted: tuple[str, ...], seconds: float) -> None:
     """Run the shop and the server, and take the pictures."""
     from strictq.server.app import Application, parts_of
     from strictq.server.parts import ServerContext, ServerSettings
@@ -164,11 +171,15 @@ def main(into: Path, *wanted: str) -> None:
         with running(
             Application(parts_of(["console"], context), context)
         ) as server:
-            take(server.url, into, wanted, feed)
+            take(server.url, into, wanted, seconds, feed)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        main(Path(__file__).parent, "overview-dark", "key-light", "dead-dark")
+    parser = argparse.ArgumentParser(
+        description="Take pictures of the console."
+    )
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--every", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    given = parser.parse_args()
+    main(given.every or given.into, () if given.every else SHOWN, given.seconds)
