@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "patterns": "patterns.command",
     "peers": "peers.command",
     "conformance": "conformance.command",
+    "console": "console",
     "outage": "outage",
     "overload": "overload.command",
     "ranges": "ranges",

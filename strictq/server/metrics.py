@@ -226,23 +226,26 @@ class Readings:
     def read(self, name: str, seconds: float = math.inf) -> float | None:
         """Read a queue. Return what it cost; None: it would probably cost more than so many processor seconds."""
         known = self._known.get(name)
-        opening = OPEN_SECONDS if known is None else 0.0
-        if opening > seconds:
+        if known is None and seconds < OPEN_SECONDS:
             return None
-        began, stats, beside = time.thread_time(), None, opening
+        began = counting = time.thread_time()
+        stats, rows = None, 0.0
         try:
             q = self._queues.look(name, self._found)
             rows = q._storage.reports.unread() * ROW_SECONDS
-            beside += rows
             if rows + (0.0 if known is None else known.cost) > seconds:
                 return None
+            if rows > SCRAPE_SECONDS:
+                q.stats()  # reads the logs, so that the next one shows what the counts alone cost
+                rows = 0.0
+            counting = time.thread_time()
             stats = q.stats()
         except StrictqError as e:
             if known is None or known.stats is not None:
                 log.warning("the metrics of %s are missing: %s", name, e)
-        cost = time.thread_time() - began
-        self._known[name] = Reading(stats, time.monotonic(), max(cost - beside, 0.0))
-        return cost
+        end = time.thread_time()
+        self._known[name] = Reading(stats, time.monotonic(), max(end - counting - rows, 0.0))
+        return end - began
 
 
 class Metrics:

@@ -20,6 +20,7 @@ import strictq
 from strictq import Message, QueueConfig, TenantLimit, Worker
 from strictq.server.app import Application, parts_of
 from strictq.server.console import sampler as _sampler
+from strictq.server.console import views as _views
 from strictq.server.parts import ServerContext, ServerSettings
 from strictq.server.running import HttpServer, running
 from tests.support.running import fast_directory, until
@@ -344,6 +345,34 @@ def test_a_server_without_a_queue_shows_the_first_one_when_it_is_there(tmp_path:
             page.wait_for_selector(".tile:has-text('Unresolved1')")
     assert failures == []
     context.close()
+
+
+def test_a_queue_of_sqs_that_was_never_used_is_shown_before_there_is_another(tmp_path: Path, site: Site) -> None:
+    entry = {"name": "new.fifo", "attributes": {}, "tags": {}, "created": 1_700_000_000}
+    (tmp_path / "new.fifo.sqs.json").write_text(json.dumps(entry))
+    context = site.browser.new_context()
+    with serving(tmp_path) as server:
+        page = context.new_page()
+        page.goto(f"{server.url}/console/")
+        page.get_by_role("link", name="SQS").click()
+        page.wait_for_selector("td:has-text('new.fifo')")
+    context.close()
+
+
+def test_many_lanes_are_read_only_when_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_views, "LANES_BY_TIMER_MAX", 3)
+    with site.page("lanes") as page:
+        page.get_by_role("button", name="Read them").click()
+        page.wait_for_selector("td:has-text('order-12')")
+        page.goto(f"{site.url}/console/#orders/lanes/depth/order-1")
+        page.wait_for_selector("td:has-text('order-12')")  # what begins with a text is read at once
+        page.goto(f"{site.url}/console/#orders/consumers")
+        page.get_by_role("button", name="Read them").click()
+        page.wait_for_selector("td:has-text('order-5')")
+        page.goto(f"{site.url}/console/#orders/overview")
+        page.get_by_role("link", name="read them").first.click()
+        page.wait_for_selector("h1:text-is('Lanes')")
+        page.wait_for_selector("td:has-text('order-12')")
 
 
 def test_a_shard_is_split(site: Site) -> None:

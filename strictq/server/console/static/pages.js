@@ -129,9 +129,9 @@ export const overview = {
       if (!timeline(this.spans, found)) this.spans.replaceChildren(empty("No worker runs a handler now."));
       if (this.n++ % 3 === 0) {
         const [who, longest, oldest] = await Promise.all([api("consumers", { timer: 1 }), api("lanes", { limit: 8, timer: 1 }), api("lanes", { limit: 8, by: "age", timer: 1 })]);
-        this.who.replaceChildren(workersTable(who.consumers, who.leases || []), who.leases ? "" : el("p", { class: "note" }, "Loops that only call receive are read only when you ask: ", el("a", { href: href("consumers") }, "read their leases")));
+        this.who.replaceChildren(workersTable(who.consumers, who.leases || []), who.leases ? "" : el("p", { class: "note" }, "Loops that only call receive are read only when you ask: ", el("a", { href: href("consumers", 1) }, "read their leases")));
         const most = Math.max(1, ...(longest.rows || []).map((r) => r.depth));
-        for (const [box, found, label] of [[this.longest, longest, "Longest lanes"], [this.oldest, oldest, "Oldest lanes"]]) box.replaceChildren(found.rows ? lanesTable(label, found.rows, most) : el("p", { class: "empty" }, `${whole(found.lanes)} lanes are read only when you ask: `, el("a", { href: href("lanes") }, "read them")));
+        for (const [box, found, label] of [[this.longest, longest, "Longest lanes"], [this.oldest, oldest, "Oldest lanes"]]) box.replaceChildren(found.rows ? lanesTable(label, found.rows, most) : el("p", { class: "empty" }, `${whole(found.lanes)} lanes are read only when you ask: `, el("a", { href: href("lanes", "depth", "", 1) }, "read them")));
       }
     } catch (e) { toast(e.message); } finally { this.busy = false; }
   },
@@ -141,7 +141,7 @@ export const overview = {
 
 export const lanes = {
   label: "Lanes",
-  async show(main, by = "depth", prefix = "") {
+  async show(main, by = "depth", prefix = "", asked) {
     const input = el("input", { type: "search", name: "key", placeholder: "Find a key, or keys that begin with…", "aria-label": "Key or beginning of keys", autocomplete: "off", value: prefix, spellcheck: "false" });
     const box = el("div", {}), form = el("form", { class: "tools", onsubmit: async (e) => {
       e.preventDefault();
@@ -154,13 +154,16 @@ export const lanes = {
       } catch (e2) { toast(e2.message); }
     } }, input, el("button", { class: "primary" }, "Find"), segments("Order", [["depth", "Longest"], ["age", "Oldest"]], by, (chosen) => { location.hash = href("lanes", chosen, prefix); }));
     const note = el("span", { class: "note" });
-    main.replaceChildren(title("Lanes", note, button("Refresh", () => load(1))), form, card(null, box));
-    const load = async (fresh) => {
-      const found = await api("lanes", { by, prefix, fresh }), most = Math.max(1, ...found.rows.map((r) => r.depth));
+    main.replaceChildren(title("Lanes", note, button("Refresh", () => load(1, 1))), form, card(null, box));
+    const load = async (asked, fresh) => {
+      note.textContent = "Reading…";
+      const found = await api("lanes", { by, prefix, fresh, timer: asked || prefix ? null : 1 });
+      if (!found.rows) { note.textContent = ""; box.replaceChildren(el("p", { class: "empty" }, `${whole(found.lanes)} lanes are read only when you ask: `, button("Read them", () => load(1)))); return; }
+      const most = Math.max(1, ...found.rows.map((r) => r.depth));
       note.textContent = `${prefix ? `${many(found.rows.length, "key")} that ${found.rows.length === 1 ? "begins" : "begin"} with ${plain(prefix)}` : `${many(found.rows.length, "lane")} with messages, ${whole(found.lanes)} known`}, ${took(found)}`;
       box.replaceChildren(lanesTable("Lanes", found.rows, most));
     };
-    await load();
+    await load(asked);
   },
 };
 
@@ -224,13 +227,14 @@ export const dead = {
 
 export const consumers = {
   label: "Consumers",
-  async show(main, fresh) {
-    const found = await api("consumers", { fresh }), live = found.consumers.filter((c) => c.kind !== "stream");
-    main.replaceChildren(title("Consumers", button("Refresh", () => this.show(main, 1))), ...banners({ breakers: state.stats?.breakers }),
+  async show(main, asked, fresh) {
+    this.asked = asked;
+    const found = await api("consumers", { fresh, timer: asked ? null : 1 }), live = found.consumers.filter((c) => c.kind !== "stream");
+    main.replaceChildren(title("Consumers", button("Refresh", () => this.show(main, 1, 1))), ...banners({ breakers: state.stats?.breakers }),
       card(["Workers and loops", el("small", {}, "those that only call receive are listed by their leases")], table("Workers and loops", ["*Consumer", "Kind", "Process", "Shards", "#Running", "#In flight", "Busy", "Since"], live.map((c) => [shown(cut(c.name, 50)), chip(c.slow ? "slow" : "live", c.slow ? `${c.kind}, slow` : c.kind), plain(`${c.host}:${c.pid}`), c.affinity === "none" ? "all" : (c.shards || []).join(", ") || "–", c.kind === "worker" ? `${c.running} of ${c.concurrency}` : "–", whole(c.in_flight), c.kind === "worker" ? bar(c.busy_ratio || 0, 1, `busy ${percent(c.busy_ratio)}`, "busy") : "", moment(c.since)]), "No worker or loop runs.")),
-      card(["Leases", el("small", {}, "who holds which key, the oldest first")], table("Leases", ["*Key", "Consumer", "#Messages", "#From seq", "Since", "Until"], found.leases.map((l) => [keyLink(l, 40), shown(cut(l.consumer, 40)), whole(l.messages), whole(l.first_seq), moment(l.since), l.until == null ? "acked" : moment(l.until)]), "No consumer holds a key.")));
+      card(["Leases", el("small", {}, "who holds which key, the oldest first")], !found.leases ? el("p", { class: "empty" }, "The leases of so many lanes are read only when you ask: ", button("Read them", () => this.show(main, 1))) : table("Leases", ["*Key", "Consumer", "#Messages", "#From seq", "Since", "Until"], found.leases.map((l) => [keyLink(l, 40), shown(cut(l.consumer, 40)), whole(l.messages), whole(l.first_seq), moment(l.since), l.until == null ? "acked" : moment(l.until)]), "No consumer holds a key.")));
   },
-  tick(main) { if (this.n = (this.n || 0) + 1, this.n % 3 === 0 && quiet(main)) this.show(main).catch(() => {}); },
+  tick(main) { if (this.n = (this.n || 0) + 1, this.n % 3 === 0 && quiet(main)) this.show(main, this.asked).catch(() => {}); },
 };
 // Whether nothing in the page has the focus or is opened, so that drawing it anew disturbs nobody.
 const quiet = (main) => !main.contains(document.activeElement) && !$("dialog") && !$("details[open]", main) && !String(getSelection());
