@@ -106,7 +106,7 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Stats], float | None]]]] = {
 
 
 @attrs.frozen
-class Reading:
+class QueueReading:
     """What was read last of a queue.
 
     Attributes:
@@ -120,7 +120,7 @@ class Reading:
     cost: float
 
 
-def of_queues(found: Mapping[str, Reading], now: float) -> list[Family]:
+def of_queues(found: Mapping[str, QueueReading], now: float) -> list[Family]:
     """Return the metrics of queues, for a scrape that began at this time."""
     known = [(name, one.stats) for name, one in found.items() if one.stats is not None]
     up = [("", {"queue": name}, float(one.stats is not None)) for name, one in found.items()]
@@ -204,15 +204,15 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-class Readings:
+class QueueReadings:
     """The newest readings of all queues."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._found: dict[str, Path | None] = {}
-        self._known: dict[str, Reading] = {}
+        self._known: dict[str, QueueReading] = {}
 
-    def scrape(self) -> tuple[dict[str, Reading], list[str]]:
+    def scrape(self) -> tuple[dict[str, QueueReading], list[str]]:
         """Read the queues that fit in SCRAPE_SECONDS. Return all readings, and the names of those to read later."""
         end = time.thread_time() + SCRAPE_SECONDS
         found, known = self._queues.found(), self._known
@@ -244,7 +244,7 @@ class Readings:
             if known is None or known.stats is not None:
                 log.warning("the metrics of %s are missing: %s", name, e)
         end = time.thread_time()
-        self._known[name] = Reading(stats, time.monotonic(), max(end - counting - rows, 0.0))
+        self._known[name] = QueueReading(stats, time.monotonic(), max(end - counting - rows, 0.0))
         return end - began
 
 
@@ -256,7 +256,7 @@ class Metrics:
 
     def __init__(self, context: ServerContext) -> None:
         self._counters = context.counters
-        self._readings = Readings(context.queues)
+        self._readings = QueueReadings(context.queues)
         self._scraping = asyncio.Lock()
         self._later: asyncio.Task[None] | None = None
 

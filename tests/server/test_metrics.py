@@ -18,7 +18,7 @@ import strictq
 from strictq.server import metrics as _metrics
 from strictq.server.app import Application, parts_of
 from strictq.server.counters import BUCKETS_SECONDS, Counters
-from strictq.server.metrics import GAUGES, STATES, TOTALS, Reading, Readings, exposition, of_queues, of_server
+from strictq.server.metrics import GAUGES, STATES, TOTALS, QueueReading, QueueReadings, exposition, of_queues, of_server
 from strictq.server.parts import ServerContext, ServerSettings
 from strictq.server.queues import Queues
 from tests.support.asgi import Answer, call
@@ -125,7 +125,7 @@ def test_other_requests_are_refused(directory: Path) -> None:
 class TestQueues:
     def test_what_was_added_removed_or_replaced_is_noticed(self, directory: Path) -> None:
         queues = Queues((directory,))
-        readings = Readings(queues)
+        readings = QueueReadings(queues)
 
         def depths() -> dict[str, int | None]:
             found, _ = readings.scrape()
@@ -177,7 +177,7 @@ class TestQueues:
 
 
 def test_a_queue_that_cannot_be_read_is_down() -> None:
-    text = exposition(of_queues({"gone": Reading(None, 1.0, 0.0)}, 3.5))
+    text = exposition(of_queues({"gone": QueueReading(None, 1.0, 0.0)}, 3.5))
     assert values(text) == {'strictq_up{queue="gone"}': 0, 'strictq_read_age_seconds{queue="gone"}': 2.5}
 
 
