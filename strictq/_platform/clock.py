@@ -104,6 +104,11 @@ class QueueTime:
         """
         return (at + self.skew()) / MICROSECONDS
 
+    def converter(self) -> Callable[[int], float]:
+        """Return `to_wall` for many points. The clocks are read once."""
+        skew = self.skew()
+        return lambda at: (at + skew) / MICROSECONDS
+
     def skew(self) -> int:
         """Return the difference between microseconds since 1970 and this scale."""
         skew = self.clock.wall() - self.now()

@@ -10,8 +10,9 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -231,6 +232,21 @@ def changed_at(path: Path) -> int | None:
     except OSError:
         return None
     return at if abs(time.time_ns() - at) > MTIME_STEP_NS else None
+
+
+def names_in(directory: Path) -> Sequence[str]:
+    """Return the names in a directory, which is read again only if it has changed.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    changed = changed_at(directory)
+    return os.listdir(directory) if changed is None else _names(directory, changed)
+
+
+@lru_cache(maxsize=64)
+def _names(directory: Path, _changed: int) -> Sequence[str]:
+    return tuple(os.listdir(directory))
 
 
 def free_bytes(path: Path | None) -> int | None:

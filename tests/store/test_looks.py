@@ -28,6 +28,8 @@ VARYING = ("disk_bytes", "wal_bytes", "empty_receives")
 """Each queue object writes its empty receives later."""
 STATEMENTS_MAX = 40
 """What a look at one key may execute, however many lanes there are."""
+FEW = {"explain": 5, "status": 5, "peek": 4}
+"""What one may execute if its lane is in memory: BEGIN, whether anything was written, what was, what attempts left, ROLLBACK."""
 
 
 def reports(q: Queue, sent: dict[Any, int]) -> dict[str, Any]:
@@ -178,6 +180,18 @@ def test_a_look_beside_a_writer_does_not_read_every_lane(
         with transaction_of_another_thread(q) if busy else nullcontext():
             counts.append(statements_of(q, act))
     assert counts[0] == counts[1] < STATEMENTS_MAX
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_look_at_one_key_beside_a_writer_opens_one_snapshot(disk: Opener, name: str) -> None:
+    q = disk(shards=1)
+    other = disk.open()
+    q.send(b"", key="a")
+    (d,) = q.receive(1)
+    other.send(b"", key="b")
+    LOOKS[name](q, d)
+    other.send(b"", key="b")
+    assert statements_of(q, lambda: LOOKS[name](q, d)) <= FEW[name]
 
 
 def test_a_lost_lease_is_explained_from_one_lane(disk: Opener) -> None:

@@ -196,3 +196,24 @@ def test_a_refused_open_holds_nothing(path: Path) -> None:
     with pytest.raises(StoreError):
         strictq.open(path)
     assert strictq.salvage(path, path.with_name("saved")).messages == 3
+
+
+def test_the_names_in_a_directory_are_read_again_only_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: read.append(path) or listdir(path))
+    assert list(files.names_in(tmp_path)) == []
+    (tmp_path / "a").touch()
+    for _ in range(2):
+        assert list(files.names_in(tmp_path)) == ["a"]
+    assert len(read) == 3  # it changed too recently to tell a later change apart
+    os.utime(tmp_path, ns=(1, 1))
+    for _ in range(2):
+        assert list(files.names_in(tmp_path)) == ["a"]
+    assert len(read) == 4
+    (tmp_path / "b").touch()
+    assert sorted(files.names_in(tmp_path)) == ["a", "b"]
+    with pytest.raises(FileNotFoundError):
+        files.names_in(tmp_path / "none")

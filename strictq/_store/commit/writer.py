@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import apsw
@@ -138,7 +139,7 @@ class Writer(Connected):
         began = time.monotonic() if self._observers.durations else 0.0
         call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds, synced)
         try:
-            tx = self._grouping.commit(call) if self._grouped else self._commit_alone(call)
+            tx = self._grouping.commit(call) if self._grouped else self._locked(partial(self._commit, [call]), call.seconds)
         except StoreBusy:
             if seconds is not None:
                 self._in_vain = True
@@ -274,7 +275,7 @@ class Writer(Connected):
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection. For short reads only."""
-        return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *OF_PYTHON), seconds)
+        return self._connected(partial(in_read_transaction, look=look), seconds)
 
     def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `work` on the writing connection with its lock held. `work` manages its own transactions.
@@ -288,7 +289,7 @@ class Writer(Connected):
                 self._sync_commits(db, True)
             return work(db)
 
-        return self._connected(synced, (apsw.Error, *OF_PYTHON), seconds)
+        return self._connected(synced, seconds)
 
     def maintain(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run a part of a checkpoint as `use` does. No caller fails because it takes long."""
@@ -316,27 +317,6 @@ class Writer(Connected):
             self._report_counts(tx.counts_before, tx.counts_after)
 
     # ---- one transaction
-
-    def _commit_alone(self, call: Call) -> AnyTx:
-        """Commit one call in its own transaction. Inlines `_locked`, because every call at "process" comes through here."""
-        held: list[bool] = []
-        try:
-            held += map(self._lock.acquire, _WAIT, (call.seconds,))
-            if not held[0] or self._closed or self._pid != _process.pid:
-                self._taken(held, call.seconds)
-            self._owner = threading.get_ident()
-            self._lock_wait.seconds = call.seconds
-            return self._commit([call])
-        except BaseException:
-            try:
-                self._leave(held)
-            finally:
-                self._leave(held)
-            raise
-        finally:
-            if held and held[0]:
-                self._owner = 0
-                self._lock.release()
 
     def _commit(self, calls: list[Call], join: Callable[[], None] | None = None, synced: bool = True) -> AnyTx:
         tx = self._begin(synced)
@@ -669,8 +649,8 @@ class Writer(Connected):
         if self._closed or self._pid != _process.pid:
             self.require()
 
-    def _connected(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...], seconds: float | None) -> T:
-        """Run `work` on the connection with the lock held. Translate those of its errors that are in `failures`."""
+    def _connected(self, work: Callable[[apsw.Connection], T], seconds: float | None) -> T:
+        """Run `work` on the connection with the lock held, and translate its errors."""
 
         def within() -> T:
             try:
@@ -680,10 +660,11 @@ class Writer(Connected):
             except DAMAGE as e:
                 self._failed(e)
                 raise
-            except failures as e:
+            except (apsw.Error, *OF_PYTHON) as e:
                 raise self._failed(e) from e
 
-        self.require_outside()
+        if self._owner:
+            self.require_outside()
         return self._locked(within, seconds)
 
     def _locked(self, work: Callable[[], T], seconds: float | None = None) -> T:
@@ -697,7 +678,10 @@ class Writer(Connected):
             seconds = BUSY_SECONDS
         try:
             held += map(self._lock.acquire, _WAIT, (seconds,))
-            self._taken(held, seconds)
+            if not held[0] or self._closed or self._pid != _process.pid:
+                self._taken(held, seconds)
+            self._owner = threading.get_ident()
+            self._lock_wait.seconds = seconds
             return work()
         except BaseException:
             try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ..._platform.files import Lock, opened
+from ..._platform.files import Lock, names_in, opened
 from ..._values import hints
 from ..._values.errors import StoreBusy, StoreError
 from .layout import PRESENCE
@@ -84,7 +84,7 @@ def held_alone(directory: Path, seconds: float | None = None, *, look: bool = Tr
 def names(directory: Path, prefix: str) -> list[str]:
     """Return the names of the files that processes hold locks on while they live, and that dead ones left."""
     try:
-        return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+        return sorted(name for name in names_in(directory) if name.startswith(prefix))
     except OSError:
         return []
 

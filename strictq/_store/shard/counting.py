@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ..._sql import LOOKS
@@ -187,9 +188,11 @@ def _ages(store: ShardLanes) -> tuple[int | None, int | None]:
     If none of the first AGES_OVER has no attempt, the second time is that of the last of them. The next look goes on there.
     """
     arrivals = store.arrivals
-    oldest = next((i for i, _, _ in arrivals.unresolved()), None)
-    last = None
-    for n, (i, key, seq) in enumerate(arrivals.unresolved(arrivals.attempted)):
+    found, begin = arrivals.unresolved(), arrivals.attempted
+    first, last = next(found, None), None
+    oldest = None if first is None else first[0]
+    left = arrivals.unresolved(begin) if first is None or first[0] <= begin else chain((first,), found)
+    for n, (i, key, seq) in enumerate(left):
         last = i
         if n == AGES_OVER or not _was_attempted(store, i, key, seq):
             break

@@ -161,7 +161,7 @@ class LaneView:
 
     def dead(self, seq: int) -> tuple[int, str | None, str | None, str | None] | None:
         """Return attempts, reason, output and errors of a dead letter."""
-        row = self.db.execute(LOOKS.dead_letter, (self.key, seq)).get
+        row = self.db.execute(LOOKS.dead_letter, (self.key, seq)).get if self._store.memory.totals.dead else None
         if row is None:
             return None
         known = trouble.of(self.db, row[0])
@@ -169,7 +169,7 @@ class LaneView:
 
     def dead_count(self) -> int:
         """Return the number of its dead letters."""
-        n: int = self.db.execute(LOOKS.dead_count, (self.key,)).get
+        n: int = self.db.execute(LOOKS.dead_count, (self.key,)).get if self._store.memory.totals.dead else 0
         return n
 
     def was_postponed(self, seq: int) -> bool:

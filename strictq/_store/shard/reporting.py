@@ -35,11 +35,12 @@ def peeked(view: LaneView, first: int, limit: int, time: QueueTime, shard: int) 
     """Return the first messages of a lane from a seq on."""
     from ..._values.findings import PeekedMessage
 
+    key, wall = decode_key(view.key), time.converter()
     return [
         PeekedMessage(
-            key=decode_key(view.key), seq=seq, id=i, body=body, headers=headers_of(opts[0], shard),
-            state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
-            due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
+            key=key, seq=seq, id=i, body=body, headers=headers_of(opts[0], shard),
+            state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=wall(sent_at),
+            due_at=None if due is None else wall(due), expires_at=None if expires is None else wall(expires),
             dedup_id=opts[4],
         )
         for seq, i, body, opts, attempts, sent_at, due, expires in view.messages(first, limit)

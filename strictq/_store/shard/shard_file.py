@@ -510,24 +510,23 @@ class Shard:
             look: gets lanes that agree with the file. It may load more of them.
             seconds: how long to wait; None: MEMORY_SECONDS. In memory, where all calls share one connection: BUSY_SECONDS.
         """
-        self.require()
-        lanes = self.lanes
+        if self.failed is not None:
+            self.require()
         if self.path is None:
-            return self._writer.read(lambda db: _viewed(lanes, db, look), seconds)
+            return self._writer.read(partial(_viewed, self.lanes, look), seconds)
         try:
-            return self._writer.read(lambda db: _viewed(lanes, db, look), MEMORY_SECONDS if seconds is None else seconds)
+            return self._writer.read(partial(_viewed, self.lanes, look), MEMORY_SECONDS if seconds is None else seconds)
         except StoreBusy:
-            return self._glances.look(lambda db: _viewed(self._glance_lanes, db, look))
+            return self._glances.look(partial(_viewed, self._glance_lanes, look))
 
     def survey(self, look: Callable[[ShardLanes], T]) -> T:
         """Run a long read of lanes, on a connection that no writer waits for."""
         self.require()
-        lanes = self.lanes
         if self.path is None:
-            return self._writer.read(lambda db: _viewed(lanes, db, look))
+            return self._writer.read(partial(_viewed, self.lanes, look))
         if not self._reader.opened:
             self._writer.require_outside()
-        return self._reader.look(lambda db: _viewed(self._reader_lanes, db, look))
+        return self._reader.look(partial(_viewed, self._reader_lanes, look))
 
     def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run a read of a single statement, which needs no transaction around it.
@@ -720,16 +719,16 @@ def _free(tx: Tx) -> None:
     tx.lanes.folder.free(tx.now)
 
 
-def _viewed(lanes: ShardLanes, db: apsw.Connection, look: Callable[[ShardLanes], T]) -> T:
+def _viewed(lanes: ShardLanes, look: Callable[[ShardLanes], T], db: apsw.Connection) -> T:
     """Run a read of lanes. If it is interrupted, or fails, memory is built anew."""
-    lanes.follow(db)
-    lanes.unsure = True
+    memory = lanes.follow(db).memory
+    memory.unsure = True
     try:
         found = look(lanes)
     except UnknownMessage:
-        lanes.unsure = False
+        memory.unsure = False
         raise
-    lanes.unsure = False
+    memory.unsure = False
     return found
 
 

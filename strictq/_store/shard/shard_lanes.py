@@ -386,14 +386,14 @@ class ShardLanes:
         elif (seen, top) == (memory.seen, memory.top) and not memory.unplaced:
             return
         memory.unsure, self.loader.unknown = True, CREATED
-        entries = self.log.entries_after(memory.seen) if news is None else news[0]
+        entries = news[0] if news is not None else self.log.entries_after(memory.seen) if seen != memory.seen else []
         if self._must_begin_anew(entries, seen):
             news = None
             self._clear()
             entries = self.log.entries_after(memory.seen)
             if self._must_begin_anew(entries, seen):
                 raise StoreCorrupt(f"row {memory.seen + 1} of its journal is missing", shard=self.shard)
-        if any(entry[1] in kinds.WITH_MARK for entry in entries):
+        if not kinds.WITH_MARK.isdisjoint([entry[1] for entry in entries]):
             stored, totals = mark.read(self.db, self.shard)
             if stored.counted > memory.mark.counted:
                 memory.mark, memory.totals = stored, totals

@@ -36,7 +36,6 @@ from ..shipping.values import FRAME_BYTES
 from ..tables import key_states, outputs
 from . import moving
 from .live_consumers import statuses
-from .routing import config_version
 from .store import Store
 from .worker_reports import Attempt
 
@@ -241,7 +240,7 @@ class Reports:
         if key is not None:
             return _look_at_key(
                 self._store, key,
-                lambda view, shard: [] if view is None else reporting.peeked(view, seq, limit, self._store.time, shard),
+                lambda view, lanes: [] if view is None else reporting.peeked(view, seq, limit, self._store.time, lanes.shard),
                 long=limit > PEEKED_MAX,
             )  # fmt: skip
         found: list[PeekedMessage] = []
@@ -267,8 +266,8 @@ class Reports:
             UnknownMessage: that seq was never issued for that key.
         """
 
-        def report(view: LaneView | None, shard: int) -> tuple[MessageStatus, Attempt | None]:
-            return reporting.status(view, key, seq, self._store.time), _attempt(view, seq, shard)
+        def report(view: LaneView | None, lanes: ShardLanes) -> tuple[MessageStatus, Attempt | None]:
+            return reporting.status(view, key, seq, self._store.time), _attempt(view, seq, lanes.shard)
 
         return _with_progress(self._store, *_look_at_key(self._store, key, report))
 
@@ -323,13 +322,17 @@ class Reports:
 
     def explain(self, key: bytes) -> Explanation:
         """Return why a key is, or is not, delivered now."""
-        config = self._store.keep_up(self._store.shard_of(key).view(config_version))
+        config, number = self._store.settings
 
-        def report(view: LaneView | None, shard: int) -> tuple[Explanation, Attempt | None]:
-            found = reporting.explain(view, key, self._store.time, shard, config)
-            return found, None if found.head_seq is None else _attempt(view, found.head_seq, shard)
+        def report(view: LaneView | None, lanes: ShardLanes) -> tuple[int, Explanation, Attempt | None]:
+            found = reporting.explain(view, key, self._store.time, lanes.shard, config)
+            attempt = None if found.head_seq is None else _attempt(view, found.head_seq, lanes.shard)
+            return lanes.memory.mark.config_version, found, attempt
 
-        return self._with_limits(key, _with_progress(self._store, *_look_at_key(self._store, key, report)))
+        version, found, attempt = _look_at_key(self._store, key, report)
+        if version > number and self._store.keep_up(version) is not config:
+            return self.explain(key)  # another process has changed the settings
+        return self._with_limits(key, _with_progress(self._store, found, attempt))
 
     def _with_limits(self, key: bytes, found: Explanation) -> Explanation:
         """Say that a ready key waits because of its tenant's limits."""
@@ -568,13 +571,13 @@ def _look_at(store: Store, shard: Shard, key: bytes, report: Callable[[LaneView 
     return shard.view(lambda lanes: report(looking.view(lanes, key, store.now())))
 
 
-def _look_at_key(store: Store, key: bytes, report: Callable[[LaneView | None, int], T], *, long: bool = False) -> T:
-    """Return a report on the lane of a key, which gets the shard, too."""
+def _look_at_key(store: Store, key: bytes, report: Callable[[LaneView | None, ShardLanes], T], *, long: bool = False) -> T:
+    """Return a report on the lane of a key, which gets the lanes of its shard, too."""
+
+    def at(lanes: ShardLanes) -> T:
+        return report(looking.view(lanes, key, store.now()), lanes)
 
     def look(shard: Shard, anywhere: bool) -> T:
-        def at(lanes: ShardLanes) -> T:
-            return report(looking.view(lanes, key, store.now()), shard.number)
-
         view = shard.survey if long else shard.view
         return view(_unchecked(at) if anywhere else at)
 

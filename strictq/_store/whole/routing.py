@@ -28,7 +28,7 @@ REROUTES_MAX: Final = 100
 """How often a call is routed again before it gives up. Each move since the process last asked takes one."""
 
 
-def config_version(lanes: ShardLanes) -> int:
+def _config_version(lanes: ShardLanes) -> int:
     return lanes.memory.mark.config_version
 
 
@@ -218,7 +218,7 @@ class Routing(Settings):
         """Return the shards in service, with those that other processes have added. For looks, which write nothing."""
         for shard in self.healthy():
             with suppress(StoreError):
-                self.keep_up(shard.view(config_version))
+                self.keep_up(shard.view(_config_version))
         return self.healthy()
 
     def rotation(self) -> list[Shard]:
