@@ -16,6 +16,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
+from strictq._store.catalog import queue_db
 from strictq._store.shard import checking
 from strictq._store.whole import check as check_module
 from strictq.testing import FakeClock
@@ -348,6 +349,17 @@ def test_a_sound_queue_has_no_problems(disk: Opener) -> None:
     before = contents(disk)
     assert q.check(fix=True) == []
     assert contents(disk) == before
+
+
+def test_a_check_opens_the_catalog_once(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    connect = queue_db.connect_catalog
+    monkeypatch.setattr(queue_db, "connect_catalog", lambda path, **options: opened.append(path) or connect(path, **options))
+    q = disk()
+    fill(q, 5, 20)
+    opened.clear()
+    assert q.check() == []
+    assert len(opened) == 1
 
 
 @pytest.mark.usefixtures("messages")

@@ -282,7 +282,7 @@ class LaneFile:
 
     def check(self) -> list[str]:
         """Build a memory, compare it with the tables, and return what is wrong. Endless leases need no batch here."""
-        found = self.look(lambda lanes: list(checking.problems(self.db, 0, lambda _: True, lambda: 1)))
+        found = self.look(lambda lanes: list(checking.problems(self.db, 0, lambda _: True, 1)))
         return [f"{rule}: {what}" for rule, what, _ in found if rule != "recorded_batch"]
 
     def close(self) -> None:

@@ -66,21 +66,34 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
     Raises:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
-    path = directory / layout.CATALOG
+    with _opened(directory / layout.CATALOG, read_only=read_only) as db:
+        return _contents(db, older=older)
+
+
+def audit(directory: Path) -> tuple[Catalog, list[str]]:
+    """Return the current contents of queue.db, and the problems that SQLite's integrity check finds in it.
+
+    Raises:
+        StoreCorrupt, SchemaMismatch: it can't be read.
+    """
+    with _opened(directory / layout.CATALOG, read_only=True) as db:
+        return _contents(db), [str(row[0]) for row in db.execute(CHECK.integrity) if row[0] != "ok"]
+
+
+def _contents(db: apsw.Connection, *, older: bool = False) -> Catalog:
     try:
-        with _opened(path, read_only=read_only) as db:
-            replicated = migrate.require(db, migrate.CATALOG_ID, -1, older=older)
-            version_of_files = migrate.version_of(db, migrate.CATALOG_ID)
-            row = present(db.execute(CATALOG.read_queue).get, "the row with the queue's identity")
-            parts = [Range(s, f, _hash(lo), _hash(hi)) for s, f, lo, hi in db.execute(CATALOG.read_topology)]
-            if problem := problem_of(parts):
-                raise apsw.CorruptError(problem)
-            shipped = db.execute(REPLICATION.read).get if replicated else None
-            replication = None if shipped is None else _replication(*shipped)
-            queue_id, durability, config, version, epoch, boot_id, offset = row
-            if problem := _nonsense(durability, version, epoch, offset):
-                raise apsw.CorruptError(problem)
-            stored = config_of(config)
+        replicated = migrate.require(db, migrate.CATALOG_ID, -1, older=older)
+        version_of_files = migrate.version_of(db, migrate.CATALOG_ID)
+        row = present(db.execute(CATALOG.read_queue).get, "the row with the queue's identity")
+        parts = [Range(s, f, _hash(lo), _hash(hi)) for s, f, lo, hi in db.execute(CATALOG.read_topology)]
+        if problem := problem_of(parts):
+            raise apsw.CorruptError(problem)
+        shipped = db.execute(REPLICATION.read).get if replicated else None
+        replication = None if shipped is None else _replication(*shipped)
+        queue_id, durability, config, version, epoch, boot_id, offset = row
+        if problem := _nonsense(durability, version, epoch, offset):
+            raise apsw.CorruptError(problem)
+        stored = config_of(config)
     except UnicodeDecodeError as e:
         raise translate(e, -1) from e
     return Catalog(
@@ -123,12 +136,6 @@ def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | N
     if not 0 < epoch < EPOCHS or not 0 < version < NEVER or abs(offset) > NEVER:
         return "its numbers are out of their range"
     return None
-
-
-def damage(directory: Path) -> list[str]:
-    """Return the problems that SQLite's integrity check finds in queue.db."""
-    with _opened(directory / layout.CATALOG, read_only=True) as db:
-        return [str(row[0]) for row in db.execute(CHECK.integrity) if row[0] != "ok"]
 
 
 def bring_up(directory: Path, to: int) -> None:

@@ -43,12 +43,12 @@ _ALL: Final = 1 << 40
 _INVALID: Final = (StoreCorrupt, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: Callable[[], int]) -> Found:
+def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Found:
     """Return every broken invariant of a shard, at most PROBLEMS_MAX, in one read transaction.
 
     Args:
         owns: whether a hash belongs to this shard.
-        shards: returns the number of the queue's shards now. Another process may add one while the shard is read.
+        shards: the number of the queue's shards.
     """
     damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
     if damage:
@@ -63,7 +63,7 @@ def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: 
     return found
 
 
-def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: Callable[[], int]) -> Iterator[Finding]:
+def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
     """Return what is wrong with a shard, in one read transaction.
 
     Every row of a message is that of an unresolved message of its lane, of a dead letter, or of a resolved message that is noted
@@ -71,7 +71,7 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
 
     Args:
         owns: whether a hash belonged to this shard when it was created. Ranges that have moved since are taken from the shard.
-        shards: returns the number of the queue's shards now. Another process may add one while the shard is read.
+        shards: the number of the queue's shards.
     """
     memory = AuditedMemory(shard, StoreLimits())
     store = ShardLanes(shard, memory=memory)
@@ -94,7 +94,7 @@ def problems(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shard
     yield from check.others()
     yield from check.recorded()
     yield from check.totals()
-    for destination, i in db.execute(CHECK.outbox_nowhere, (shards(),)):
+    for destination, i in db.execute(CHECK.outbox_nowhere, (shards,)):
         yield "outbox", f"send {i} is for shard {destination}, which does not exist", None
 
 

@@ -242,7 +242,7 @@ class Shard:
 
         topology = self._host.catalog.topology
         shard_identity.verify_shard(db, self._host.catalog, self.range)
-        found = check(db, self.number, self.range.owns, lambda: len(topology))
+        found = check(db, self.number, self.range.owns, len(topology))
         return next((f"{problem.rule}: {problem.detail}" for problem, fix in found if fix is None), None)
 
     def _connect(self, durability: Any, **options: Any) -> apsw.Connection:

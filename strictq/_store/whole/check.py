@@ -41,9 +41,9 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
         StoreError: no file descriptor is left to read with.
     """
     problems = check_catalog(store)
-    for shard in _shards(store):
+    for shard in store.shards:
         try:
-            found = shard.look(bound(check, shard.number, shard.range.owns, lambda: len(_shards(store))))
+            found = _problems_of(store, shard)
             if not any(problem.rule in NO_MEMORY for problem, _ in found):
                 # First of all, because the other repairs use the memory.
                 found = shard.view(_check_memory) + found
@@ -59,12 +59,16 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     return problems + check_ranges(store, fix=fix) + check_inlets(store)
 
 
-def _shards(store: Store) -> list[Shard]:
-    """Return the shards, with those that other processes have added by now."""
-    if store.directory is not None:
+def _problems_of(store: Store, shard: Shard) -> Found:
+    """Return what is wrong with a shard. If it has sends to a shard that another process has added meanwhile, read it again."""
+    known = len(store.shards)
+    found = shard.look(bound(check, shard.number, shard.range.owns, known))
+    if store.directory is not None and any(problem.rule == "outbox" for problem, _ in found):
         with suppress(StrictqError):  # queue.db is checked by itself
             store.learn_shards()
-    return store.shards
+        if len(store.shards) > known:
+            return _problems_of(store, shard)
+    return found
 
 
 def _check_memory(lanes: ShardLanes) -> Found:
@@ -79,12 +83,11 @@ def _check_memory(lanes: ShardLanes) -> Found:
 
 
 def check_catalog(store: Store) -> list[Problem]:
-    """Return what is wrong with queue.db."""
+    """Return what is wrong with queue.db. The shards that it names are known on return."""
     if store.directory is None:
         return []
     try:
-        known = queue_db.read(store.directory, read_only=True)
-        damage = queue_db.damage(store.directory)
+        known, damage = queue_db.audit(store.directory)
     except StrictqError as e:
         files.require_descriptors()
         return [Problem(-1, "unreadable", str(e))]
@@ -92,6 +95,9 @@ def check_catalog(store: Store) -> list[Problem]:
     ours = store.topology.ranges
     if known.queue_id != store.catalog.queue_id or known.topology.ranges[: len(ours)] != ours:
         found.append(Problem(-1, "identity", "queue.db was replaced by another queue's"))
+    else:
+        with suppress(StrictqError):  # a new shard can't be opened, which is reported with it
+            store.learn_shards(known.topology)
     return found
 
 
@@ -102,7 +108,8 @@ def check_ranges(store: Store, *, fix: bool) -> list[Problem]:
         fix: give hashes that no shard owns to the one that has lanes of them, or that had them last.
     """
     known, stranded = _ranges(store), _stranded(store)
-    while known != (again := _ranges(store)):  # another process moves ranges, and may have added a shard, while they are read
+    # Another process may move ranges, and may add a shard, while they are read.
+    while known and known != (again := _ranges(store)):
         stranded = _stranded(store)
         known = again
     if not known or any(ranges.leaving is not None or ranges.arriving is not None for _, ranges in known):
@@ -134,7 +141,8 @@ def _stranded(store: Store) -> list[tuple[int, int]]:
 def _ranges(store: Store) -> list[tuple[Shard, Ranges]]:
     """Return what each shard owns. Empty: no range has ever moved, or a shard is unreadable, which is reported elsewhere."""
     known: list[tuple[Shard, Ranges]] = []
-    for shard in _shards(store):
+    store.everywhere()  # learns of shards that other processes have added
+    for shard in store.shards:
         try:
             ranges = shard.view(lambda lanes: lanes.memory.ranges)
         except StrictqError:
