@@ -2612,13 +2612,6 @@ MUTATIONS = [
         "if text is not None and _ID.fullmatch(text):",
         ("tests/remote/test_mapping.py",),
     ),
-    _remote(
-        "a connection that the endpoint has closed is not used again",
-        "plain_http.py",
-        "if not poll.poll(0):",
-        "if True:",
-        "tests/remote/test_plain_http.py",
-    ),
     Mutation(
         "a request has one message of a key, unless the endpoint keeps prefixes",
         "strictq/forwarding.py",

@@ -16,7 +16,6 @@ from .._platform.extras import need
 from .._platform.log import Log
 from .._values import hints
 from .._values.errors import ConfigError, QueueNotFound, ServerRefused, ServerUnreachable, StrictqError
-from .plain_http import SCHEME, PlainHttp
 from .url import QueueUrl
 
 log: Final = Log("strictq.remote")
@@ -163,7 +162,6 @@ def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> An
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
-    from botocore.utils import get_environ_proxies
 
     config = Config(
         retries={"total_max_attempts": 1}, connect_timeout=CONNECT_SECONDS, read_timeout=poll_seconds + ANSWER_SECONDS,
@@ -174,20 +172,9 @@ def make_client(place: QueueUrl, *, poll_seconds: float, connections: int) -> An
     try:
         session = boto3.session.Session()
         region = place.region or session.region_name or USUAL_REGION
-        client = session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
+        return session.client("sqs", endpoint_url=place.endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as e:
         raise ConfigError(f"boto3 made no client: {e}", hint=hints.CREDENTIALS) from e
-    if place.endpoint.startswith(SCHEME) and not get_environ_proxies(place.endpoint):
-        http = PlainHttp(place.endpoint, connect_seconds=config.connect_timeout, read_seconds=config.read_timeout)
-        client.meta.events.register("before-send.sqs", http.send)
-        ends = client.close
-
-        def close() -> None:
-            http.close()
-            ends()
-
-        client.close = close
-    return client
 
 
 def refuse_wrong_answers(client: Any) -> None:
