@@ -145,6 +145,8 @@ class Keeper:
         buffer = self._buffer
         if buffer.found_nothing is None or self.outage.waits or not self._source.drained:
             return False
+        if self._source.changed() != buffer.found_nothing:
+            return False  # what a handler sent or freed after the queue was asked may be ready
         return buffer.has_looked_since(self._settling.postponed_to)
 
     def _work(self, now: float) -> bool:

@@ -20,6 +20,7 @@ import trio
 
 import strictq
 from strictq import Defer, InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Worker
+from strictq.worker.loop import Keeper
 from tests.support.running import PATIENCE_SECONDS, until
 
 LEASED_SECONDS = 1.2
@@ -50,6 +51,28 @@ def in_thread(worker: Worker, **options: Any) -> threading.Thread:
     thread = threading.Thread(target=worker.run, kwargs=options)
     thread.start()
     return thread
+
+
+def test_a_drain_sees_what_became_ready_since_it_looked(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, work, late = Keeper._plan, Keeper._work, [b"2"]
+    worked = True
+
+    def working(keeper: Keeper, now: float) -> bool:
+        nonlocal worked
+        worked = work(keeper, now)
+        return worked
+
+    def sending(keeper: Keeper) -> float | None:
+        if keeper._board.idle and not worked and late:
+            q.send(late.pop(), key="a")  # as a handler does that commits between the two looks of a round
+        return plan(keeper)
+
+    monkeypatch.setattr(Keeper, "_work", working)
+    monkeypatch.setattr(Keeper, "_plan", sending)
+    seen: list[bytes] = []
+    q.send(b"1", key="a")
+    Worker(q, lambda job: seen.append(job.body)).run(drain=True)
+    assert seen == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("prepares", [False, True])
