@@ -1137,7 +1137,7 @@ MUTATIONS = [
     _store(
         "a look over all shards includes those that another process added",
         "whole/routing.py",
-        "                self.keep_up(shard.view(config_version))",
+        "                self.keep_up(shard.view(_config_version))",
         "                pass",
         RANGE_CONTENTS,
     ),

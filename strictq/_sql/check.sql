@@ -1,7 +1,7 @@
 -- The rules of check(), which is run by hand: a statement that names no index reads whole tables.
 
 -- name: integrity
--- check, salvage and queue_db.damage: SQLite's own findings, 20 at most; one row 'ok' if there are none.
+-- check, salvage and queue_db.audit: SQLite's own findings, 20 at most; one row 'ok' if there are none.
 PRAGMA integrity_check(20);
 
 -- name: outbox_nowhere

@@ -16,6 +16,7 @@ WORDS: Final[dict[str, str]] = {
     "tenant_full": "wait for consumers to catch up, or raise the limit: strictq limit QUEUE TENANT --max-depth MESSAGES",
     "key_full": "wait for consumers to catch up, or raise the limit: strictq config QUEUE max_key_depth=MESSAGES",
     "store_corrupt": "restore the file from a backup, or salvage the queue: strictq check QUEUE --salvage OUT",
+    "salvage_parcel": "salvage the queue, which keeps what left with the parcel: strictq check QUEUE --salvage OUT",
     "outcome_unknown": "the change may or may not have been made: look with strictq stats, and repeat the command if necessary",
     "partial_failure": "what succeeded stays done; fix the cause and repeat the command",
     "throttled": "send again later, or raise the limit: strictq limit QUEUE TENANT --send-rate NUMBER",

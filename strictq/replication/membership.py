@@ -117,8 +117,8 @@ def membership_from(found: Any) -> Membership | None:
 def ballot_from(found: Any) -> Ballot | None:
     if found is None:
         return None
-    number, host = found
-    return Ballot(number(number), _text(host))
+    ballot, host = found
+    return Ballot(number(ballot), _text(host))
 
 
 def state_values(state: VoterState) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def test_a_new_end_behind_a_survivor_follows_the_elected_primary(
     chain.form()
     chain.lose_the_primary()
     strictq.promote(chain.c_home, token_file=chain.token)
-    monkeypatch.setattr(ReceivedSegments, "_settle", lambda _self: None)
+    monkeypatch.setattr(ReceivedSegments, "finish", lambda _self: None)
     chain.stop_b()  # as if it was killed: its log has the old history
     asked, real = threading.Event(), Forwarding._step
 

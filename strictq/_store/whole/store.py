@@ -429,9 +429,10 @@ class Store(Routing):
         """
         shards = self.shards
         shard = shards[0] if len(shards) == 1 else self.shard_of(item[0])
+        config = self.settings[0]
         elsewhere: sending.Elsewhere | None = None
-        if (self.reserve is None or not self.waker.short_of_space) and not self.settings[0].limits:
-            elsewhere = self.quotas.elsewhere(shard)
+        if (self.reserve is None or not self.waker.short_of_space) and not config.limits:
+            elsewhere = sending.NOTHING_ELSEWHERE if config.max_depth is None else self.quotas.elsewhere(shard)
             sent = shard.send_alone(item, checked, elsewhere.messages)
             if sent is not None:
                 return shard.number, sent
